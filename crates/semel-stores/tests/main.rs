@@ -40,6 +40,8 @@ mod postgres;
 mod redis;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "redis"))]
 mod runtimes;
+#[cfg(any(feature = "dynamodb", feature = "nats", feature = "redis"))]
+mod servers;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 #[cfg(any(feature = "file", feature = "sqlite"))]

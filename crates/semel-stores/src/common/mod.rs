@@ -25,6 +25,8 @@ pub(crate) mod pool;
 pub(crate) mod privacy;
 #[cfg(any(feature = "file", feature = "sqlite"))]
 pub(crate) mod queue;
+#[cfg(any(feature = "dynamodb", feature = "nats"))]
+pub(crate) mod recent;
 #[cfg(any(feature = "mysql", feature = "sqlite"))]
 pub(crate) mod scope;
 #[cfg(any(
@@ -35,7 +37,7 @@ pub(crate) mod scope;
     feature = "sqlite"
 ))]
 mod size;
-#[cfg(any(feature = "postgres", feature = "redis"))]
+#[cfg(any(feature = "nats", feature = "postgres", feature = "redis"))]
 pub(crate) mod subscription;
 #[cfg(any(feature = "file", feature = "sqlite"))]
 pub(crate) mod thread;

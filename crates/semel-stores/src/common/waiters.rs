@@ -113,6 +113,12 @@ impl Waiters {
         }
     }
 
+    /// Whether nobody waits.
+    #[cfg(feature = "nats")]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.waiting.lock().is_empty()
+    }
+
     /// Waits until `look` no longer finds the record in flight under `fence`, or `timeout` has passed.
     /// Looks at once, after each wake, and as often as `poll` says; or another waiter does, since.
     ///

@@ -50,9 +50,36 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// Sends a request until it is answered, at most [`ATTEMPTS`] times and until the time-out. The
-    /// inner error is one that sending again does not help against.
-    pub(super) async fn send<T, E, F>(
+    /// Sends a request until it is carried out, at most [`ATTEMPTS`] times and until the time-out.
+    pub(super) async fn send<T, E, F>(&self, does: Does, request: impl Fn() -> F) -> Result<T>
+    where
+        F: Future<Output = Result<T, SdkError<E>>>,
+        E: ProvideErrorMetadata + StdError + Send + Sync + 'static,
+    {
+        let answered = self.answered(does, request).await?;
+        answered.map_err(|refused| self.refusal(&refused, does))
+    }
+
+    /// As [`send`](Self::send); `None` where it is refused for the reason that `expected` knows.
+    pub(super) async fn send_unless<T, E, F>(
+        &self,
+        does: Does,
+        expected: impl Fn(&E) -> bool,
+        request: impl Fn() -> F,
+    ) -> Result<Option<T>>
+    where
+        F: Future<Output = Result<T, SdkError<E>>>,
+        E: ProvideErrorMetadata + StdError + Send + Sync + 'static,
+    {
+        match self.answered(does, request).await? {
+            Ok(output) => Ok(Some(output)),
+            Err(refused) if expected(&refused.error) => Ok(None),
+            Err(refused) => Err(self.refusal(&refused, does)),
+        }
+    }
+
+    /// The inner error is one that sending again does not help against.
+    async fn answered<T, E, F>(
         &self,
         does: Does,
         request: impl Fn() -> F,
@@ -75,10 +102,13 @@ impl Table {
                 Ok(answered) => return Ok(Ok(answered)),
                 Err(error) => error,
             };
-            let (again, reached) = match meaning(&error) {
-                Meaning::Final => return Ok(Err(Refused { error, open })),
-                Meaning::Again { reached } => (true, reached),
-                Meaning::Local => (false, false),
+            let (error, again, reached) = match (meaning(&error), error) {
+                (Meaning::Final, SdkError::ServiceError(service)) => {
+                    let error = service.into_err();
+                    return Ok(Err(Refused { error, open }));
+                }
+                (Meaning::Again { reached }, error) => (error, true, reached),
+                (_, error) => (error, false, false),
             };
             open |= reached;
             if !again || attempt == ATTEMPTS || Instant::now() + pause >= deadline {
@@ -122,33 +152,20 @@ impl Table {
             .set_expression_attribute_values(Some(update.values))
             .return_values(returns)
             .return_values_on_condition_check_failure(ReturnValuesOnConditionCheckFailure::AllOld);
-        let refused = match self.send(Does::Write, || request.clone().send()).await? {
-            Ok(output) => {
-                return Ok(Written::Yes(output.attributes.unwrap_or_default()));
+        match self
+            .answered(Does::Write, || request.clone().send())
+            .await?
+        {
+            Ok(output) => Ok(Written::Yes(output.attributes.unwrap_or_default())),
+            Err(Refused {
+                error: UpdateItemError::ConditionalCheckFailedException(failed),
+                open,
+            }) => {
+                *in_doubt |= open;
+                // An item that is not there comes as none, or as one without attributes.
+                Ok(Written::No(failed.item.filter(|item| !item.is_empty())))
             }
-            Err(refused) => refused,
-        };
-        match refused.error {
-            SdkError::ServiceError(service)
-                if service.err().is_conditional_check_failed_exception() =>
-            {
-                match service.into_err() {
-                    UpdateItemError::ConditionalCheckFailedException(failed) => {
-                        // An item that is not there comes as none, or as one without attributes.
-                        let found = failed.item.filter(|item| !item.is_empty());
-                        *in_doubt |= refused.open;
-                        Ok(Written::No(found))
-                    }
-                    other => Err(self.refusal(&other, Does::Write, refused.open)),
-                }
-            }
-            error => Err(self.refused(
-                Refused {
-                    error,
-                    open: refused.open,
-                },
-                Does::Write,
-            )),
+            Err(refused) => Err(self.refusal(&refused, Does::Write)),
         }
     }
 
@@ -170,9 +187,7 @@ impl Table {
                 request = request.expression_attribute_names(format!("#{name}"), *name);
             }
         }
-        match self.send(Does::Read, || request.clone().send()).await? {
-            Ok(output) => Ok(output.item),
-            Err(refused) => Err(self.refused(refused, Does::Read)),
-        }
+        let output = self.send(Does::Read, || request.clone().send()).await?;
+        Ok(output.item)
     }
 }

@@ -11,8 +11,7 @@ use url::{Host, Url};
 
 use super::call::Table;
 use super::errors::config;
-use super::options::DynamoDbOptions;
-use super::url::is_table_name;
+use super::options::{DynamoDbOptions, is_table_name};
 
 /// Finds credentials and region as the SDK does, and makes a client.
 pub(super) async fn connect(options: &DynamoDbOptions) -> Result<Table, StoreError> {

@@ -2,7 +2,6 @@
 //! been carried out, and what to tell the caller.
 
 use std::error::Error as StdError;
-use std::fmt;
 use std::io;
 
 use aws_sdk_dynamodb::error::{ProvideErrorMetadata, SdkError};
@@ -13,7 +12,7 @@ use crate::common::Obstacle;
 
 /// An answer that sending again would not change.
 pub(super) struct Refused<E> {
-    pub(super) error: SdkError<E>,
+    pub(super) error: E,
     /// Whether an attempt before it may have had its effect.
     pub(super) open: bool,
 }
@@ -127,20 +126,8 @@ where
         (_, SdkError::ServiceError(_)) => "DynamoDB did not answer as it should",
         _ => "DynamoDB cannot be reached",
     };
-    StoreError::new(kind, format!("{message}: {}", Causes(&error))).with_source(error)
-}
-
-/// An error with its causes in one line.
-struct Causes<'a>(&'a (dyn StdError + 'static));
-
-impl fmt::Display for Causes<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (n, error) in chain(self.0).take(6).enumerate() {
-            let separator = if n == 0 { "" } else { ": " };
-            write!(f, "{separator}{error}")?;
-        }
-        Ok(())
-    }
+    let causes: Vec<String> = chain(&error).take(6).map(ToString::to_string).collect();
+    StoreError::new(kind, format!("{message}: {}", causes.join(": "))).with_source(error)
 }
 
 /// A mistake in how the store is used.
@@ -150,28 +137,16 @@ pub(super) fn config(message: impl Into<Box<str>>) -> StoreError {
 
 impl Table {
     /// An answer that refuses, as an error for the caller.
-    pub(super) fn refused<E>(&self, refused: Refused<E>, does: Does) -> StoreError
-    where
-        E: ProvideErrorMetadata + StdError + Send + Sync + 'static,
-    {
-        let Refused { error, open } = refused;
-        match error.as_service_error() {
-            Some(service) => self.refusal(service, does, open),
-            None => failure(error, kind(does, true)),
-        }
-    }
-
     pub(super) fn refusal(
         &self,
-        error: &impl ProvideErrorMetadata,
+        Refused { error, open }: &Refused<impl ProvideErrorMetadata>,
         does: Does,
-        open: bool,
     ) -> StoreError {
         let code = error.code().unwrap_or("an error without a code");
         let message = error.message().unwrap_or("(no message)");
         let table = &self.name;
         let missing = ["ResourceNotFoundException", "TableNotFoundException"].contains(&code);
-        let (kind_of, said) = match code {
+        let (kind, said) = match code {
             _ if missing => (
                 StoreErrorKind::Config,
                 format!(
@@ -208,13 +183,13 @@ impl Table {
                 format!("DynamoDB refused a request on table `{table}`: {code}: {message}"),
             ),
         };
-        if open && does == Does::Write {
+        if *open && does == Does::Write {
             return StoreError::new(
                 StoreErrorKind::Unknown,
                 format!("a request was lost, and its repetition refused: {said}"),
             );
         }
-        let refused = StoreError::new(kind_of, said);
+        let refused = StoreError::new(kind, said);
         if missing {
             return refused.with_source(Obstacle::Missing);
         }

@@ -1,6 +1,7 @@
 //! A record as an item: names, encoding and decoding of attributes.
 
 use std::collections::HashMap;
+use std::error::Error;
 use std::time::Duration;
 
 use aws_sdk_dynamodb::primitives::Blob;
@@ -191,7 +192,7 @@ impl<'a> Reader<'a> {
             created_at: self.time(CREATED)?,
             claimed_at: self.time(CLAIMED)?,
             settled_at: settled.then(|| self.time(SETTLED)).transpose()?,
-            resolved: self.resolved()?,
+            resolved: self.said(RESOLVED, Resolved::from_text)?.map(Box::new),
             progress: self.progress()?,
             note: Note::EMPTY,
         };
@@ -202,20 +203,17 @@ impl<'a> Reader<'a> {
         })
     }
 
-    fn resolved(&self) -> Result<Option<Box<Resolved>>> {
-        if !self.0.contains_key(RESOLVED) {
+    /// What a text says; one that is not there says nothing.
+    fn said<T, E>(&self, name: &str, read: impl Fn(&str) -> Result<T, E>) -> Result<Option<T>>
+    where
+        E: Error + Send + Sync + 'static,
+    {
+        if !self.0.contains_key(name) {
             return Ok(None);
         }
-        let resolved = Resolved::from_text(self.text(RESOLVED)?);
-        let resolved = resolved.map_err(|error| corrupt(RESOLVED).with_source(error))?;
-        Ok(Some(Box::new(resolved)))
-    }
-
-    fn note(&self) -> Result<Note> {
-        if !self.0.contains_key(NOTE) {
-            return Ok(Note::EMPTY);
-        }
-        Note::from_text(self.text(NOTE)?).map_err(|error| corrupt(NOTE).with_source(error))
+        let said = read(self.text(name)?);
+        said.map(Some)
+            .map_err(|error| corrupt(name).with_source(error))
     }
 
     fn progress(&self) -> Result<Progress> {
@@ -249,7 +247,7 @@ impl<'a> Reader<'a> {
 
     /// The record with its label and its note.
     pub(super) fn entry(&self, mut record: Record) -> Result<Entry> {
-        record.note = self.note()?;
+        record.note = self.said(NOTE, Note::from_text)?.unwrap_or(Note::EMPTY);
         Ok(Entry {
             label: self.label()?,
             record,

@@ -28,7 +28,6 @@ mod scan;
 mod schema;
 mod steps;
 mod update;
-mod url;
 mod versioned;
 mod watch;
 
@@ -51,7 +50,6 @@ use self::call::Table;
 use self::fences::Fences;
 use self::item::{Reader, Row};
 use self::watch::Sightings;
-use crate::common::doubt::{doubtful, undoubted};
 use crate::common::{Driver, Gate, Poll, Running, Waiters, fits};
 
 pub(crate) const DRIVER: Driver = Driver {
@@ -132,26 +130,19 @@ impl DynamoDbStore {
 
 impl Store for DynamoDbStore {
     async fn claim(&self, identity: &Identity, request: &ClaimRequest) -> Result<Claim> {
+        let _under_way = self.gate.enter()?;
         self.claim_identity(identity, request).await
     }
 
     async fn change(&self, identity: &IdentityDigest, change: &Change) -> Result<Fenced> {
         let _under_way = self.gate.enter()?;
         fits(change, "dynamodb", MAX_OUTCOME)?;
-        let mut in_doubt = false;
-        let answer = match change {
-            Change::Held(token, update) => {
-                let held = self.held(identity, change, token, update, &mut in_doubt);
-                held.await
-            }
-            Change::Resolve(_) => self.resolve(identity, change, &mut in_doubt).await,
-        };
+        let changed = self.change_record(identity, change).await;
         if change.ends_attempt() {
             // After an error too: it may have happened.
             self.waiters.wake(identity);
         }
-        let answer = answer.map_err(|error| doubtful(error, in_doubt))?;
-        undoubted(change, answer, in_doubt)
+        changed
     }
 
     async fn get(&self, identity: &IdentityDigest) -> Result<Option<Entry>> {

@@ -5,11 +5,15 @@ use std::time::Duration;
 
 use aws_config::SdkConfig;
 use semel::{Clock, StoreError, StoreErrorKind};
+use url::Url;
 
 use super::connect::connect;
-use super::url::parse;
 use super::{DynamoDbStore, schema};
+use crate::common::Location;
 use crate::{Migrated, OpenError, OpenOptions, Schema};
+
+const SCHEME: &str = "dynamodb";
+const PARAMETERS: &str = "endpoint, region, profile, schema, timeout, purge";
 
 /// Who removes records whose retention ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -38,7 +42,7 @@ pub struct DynamoDbOptions {
     pub(super) region: Option<String>,
     pub(super) profile: Option<String>,
     pub(super) sdk: Option<SdkConfig>,
-    schema: Schema,
+    schema: Option<Schema>,
     pub(super) timeout: Duration,
     purging: Purging,
     clock: Option<Arc<dyn Clock>>,
@@ -63,7 +67,7 @@ impl DynamoDbOptions {
             region: None,
             profile: None,
             sdk: None,
-            schema: Schema::default(),
+            schema: None,
             timeout: Duration::from_secs(5),
             purging: Purging::default(),
             clock: None,
@@ -76,14 +80,54 @@ impl DynamoDbOptions {
     /// # Errors
     /// [`OpenError::Invalid`] names the part that is wrong, and never repeats it.
     pub fn from_url(url: &str) -> Result<Self, OpenError> {
-        let (options, schema) = parse(url)?;
-        Ok(options.schema(schema.unwrap_or_default()))
+        let mut location = Location::parse(SCHEME, url)?;
+        let mut options = Self::new("");
+        options.endpoint = location.take("endpoint", "a URL")?;
+        options.region = location.take("region", "a region's name")?;
+        options.profile = location.take("profile", "a profile's name")?;
+        options.schema = location.schema()?;
+        options.timeout = location.duration("timeout")?.unwrap_or(options.timeout);
+        let words = [("ttl", Purging::Ttl), ("scan", Purging::Scan)];
+        options.purging = location.choice("purge", &words)?.unwrap_or_default();
+        let invalid = |reason: &str| Err(OpenError::invalid(SCHEME, reason));
+        if let Some(endpoint) = &options.endpoint
+            && !Url::parse(endpoint).is_ok_and(|url| {
+                matches!(url.scheme(), "http" | "https")
+                    && url.has_host()
+                    && url.username().is_empty()
+                    && url.password().is_none()
+            })
+        {
+            return invalid(
+                "parameter `endpoint` must be a URL as in http://127.0.0.1:8000, without a user",
+            );
+        }
+        let url = location.whole(PARAMETERS)?;
+        let table = url.host_str().unwrap_or_default();
+        if !is_table_name(table) {
+            return invalid(
+                "is followed by the table's name, as in `dynamodb://semel`: 3 to 245 of a-z, A-Z, \
+                 0-9, `_`, `-` and `.`",
+            );
+        }
+        if !url.username().is_empty() || url.password().is_some() || url.port().is_some() {
+            return invalid(
+                "takes no user, password or port: credentials come as the AWS SDK finds them, and \
+                 another server is `endpoint=`",
+            );
+        }
+        if !matches!(url.path(), "" | "/") || url.fragment().is_some() {
+            return invalid("takes nothing after the table's name but parameters");
+        }
+        options.table = table.into();
+        Ok(options)
     }
 
     /// As [`from_url`](Self::from_url); what the URL does not say comes from `options`.
     pub(super) fn read(url: &str, options: &OpenOptions) -> Result<Self, OpenError> {
-        let (read, schema) = parse(url)?;
-        Ok(read.schema(schema.unwrap_or(options.schema)))
+        let mut read = Self::from_url(url)?;
+        read.schema.get_or_insert(options.schema);
+        Ok(read)
     }
 
     /// Another server than AWS's: an emulator, a VPC endpoint.
@@ -117,7 +161,7 @@ impl DynamoDbOptions {
 
     /// What opening does where the table is missing. [`Schema::Expect`] unless set.
     pub const fn schema(mut self, schema: Schema) -> Self {
-        self.schema = schema;
+        self.schema = Some(schema);
         self
     }
 
@@ -154,7 +198,9 @@ impl DynamoDbOptions {
     pub async fn open(self) -> Result<DynamoDbStore, StoreError> {
         let table = connect(&self).await?;
         if let Err(error) = schema::expect(&table).await {
-            if self.schema == Schema::Expect || error.kind() != StoreErrorKind::Config {
+            if self.schema.unwrap_or_default() == Schema::Expect
+                || error.kind() != StoreErrorKind::Config
+            {
                 return Err(error);
             }
             // Missing, or not right: making it says which.
@@ -176,4 +222,12 @@ impl DynamoDbOptions {
     pub async fn migrate(self) -> Result<Migrated, StoreError> {
         schema::migrate(&connect(&self).await?).await
     }
+}
+
+/// Whether DynamoDB allows it, with `-versioned` behind it.
+pub(super) fn is_table_name(name: &str) -> bool {
+    (3..=245).contains(&name.len())
+        && name
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b"_-.".contains(&b))
 }

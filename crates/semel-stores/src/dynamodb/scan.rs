@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 
+use aws_sdk_dynamodb::operation::delete_item::DeleteItemError;
 use aws_sdk_dynamodb::operation::scan::builders::ScanFluentBuilder;
 use aws_sdk_dynamodb::types::AttributeValue;
 use semel::store::{Cursor, Entry, ListQuery, Page, Purged, Result};
@@ -26,10 +27,7 @@ struct Scanned {
 async fn scan(table: &Table, request: ScanFluentBuilder, from: Option<String>) -> Result<Scanned> {
     let from = from.map(|key| HashMap::from([(PK.to_owned(), item::text(key))]));
     let request = request.set_exclusive_start_key(from);
-    let output = match table.send(Does::Read, || request.clone().send()).await? {
-        Ok(output) => output,
-        Err(refused) => return Err(table.refused(refused, Does::Read)),
-    };
+    let output = table.send(Does::Read, || request.clone().send()).await?;
     let next = output.last_evaluated_key.filter(|key| !key.is_empty());
     let next = next.map(|key| match key.get(PK) {
         Some(AttributeValue::S(key)) => Ok(key.clone()),
@@ -160,16 +158,9 @@ async fn remove_if_past(table: &Table, digest: &IdentityDigest, now: Timestamp) 
         .condition_expression("#purge <= :now")
         .expression_attribute_names("#purge", item::PURGE)
         .expression_attribute_values(":now", item::number(now.as_micros()));
-    match table.send(Does::Write, || request.clone().send()).await? {
-        Ok(_) => Ok(true),
-        Err(refused) => {
-            let error = refused.error.as_service_error();
-            if error.is_some_and(|e| e.is_conditional_check_failed_exception()) {
-                return Ok(false);
-            }
-            Err(table.refused(refused, Does::Write))
-        }
-    }
+    let stays = |e: &DeleteItemError| e.is_conditional_check_failed_exception();
+    let removed = table.send_unless(Does::Write, stays, || request.clone().send());
+    Ok(removed.await?.is_some())
 }
 
 /// Removes every record.
@@ -190,9 +181,7 @@ pub(super) async fn clear(table: &Table) -> Result<()> {
                 .delete_item()
                 .table_name(&table.name)
                 .set_key(Some(found));
-            if let Err(refused) = table.send(Does::Write, || request.clone().send()).await? {
-                return Err(table.refused(refused, Does::Write));
-            }
+            table.send(Does::Write, || request.clone().send()).await?;
         }
         from = page.next;
         if from.is_none() {

@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use aws_sdk_dynamodb::operation::create_table::CreateTableError;
+use aws_sdk_dynamodb::operation::describe_table::DescribeTableError;
+use aws_sdk_dynamodb::operation::put_item::PutItemError;
 use aws_sdk_dynamodb::types::{
     AttributeDefinition, BillingMode, KeySchemaElement, KeyType, MultiRegionConsistency,
     ScalarAttributeType, TableDescription, TableStatus, TimeToLiveSpecification, TimeToLiveStatus,
@@ -11,7 +14,7 @@ use semel::{StoreError, StoreErrorKind};
 use tokio::time::{Instant, sleep};
 
 use super::call::{Does, Table};
-use super::errors::{Refused, config};
+use super::errors::config;
 use super::item::{self, PK, Reader, TTL};
 use crate::Migrated;
 
@@ -64,26 +67,22 @@ pub(super) async fn migrate(table: &Table) -> Result<Migrated> {
     for table in tables {
         wait_until_active(table).await?;
     }
-    match version(table).await? {
-        Some(VERSION) => {
-            return Ok(Migrated {
-                from: Some(VERSION),
-                to: VERSION,
-                done,
-            });
-        }
+    let from = version(table).await?;
+    match from {
+        Some(VERSION) => {}
         Some(found) => return Err(other_version(table, found)),
-        None => {}
-    }
-    if !ttl_is_on(table).await? && enable_ttl(table).await? {
-        done.push(format!("turned on its TTL, by the attribute `{TTL}`"));
-    }
-    // Last: a table that has it is complete.
-    if note_version(table).await? {
-        done.push(format!("noted version {VERSION}"));
+        None => {
+            if !ttl_is_on(table).await? && enable_ttl(table).await? {
+                done.push(format!("turned on its TTL, by the attribute `{TTL}`"));
+            }
+            // Last: a table that has it is complete.
+            if note_version(table).await? {
+                done.push(format!("noted version {VERSION}"));
+            }
+        }
     }
     Ok(Migrated {
-        from: None,
+        from,
         to: VERSION,
         done,
     })
@@ -91,18 +90,9 @@ pub(super) async fn migrate(table: &Table) -> Result<Migrated> {
 
 async fn describe(table: &Table) -> Result<Option<TableDescription>> {
     let request = table.client.describe_table().table_name(&table.name);
-    match table.send(Does::Read, || request.clone().send()).await? {
-        Ok(output) => Ok(output.table),
-        Err(refused) => {
-            let missing = |e: &aws_sdk_dynamodb::operation::describe_table::DescribeTableError| {
-                e.is_resource_not_found_exception()
-            };
-            if refused.error.as_service_error().is_some_and(missing) {
-                return Ok(None);
-            }
-            Err(table.refused(refused, Does::Read))
-        }
-    }
+    let missing = |e: &DescribeTableError| e.is_resource_not_found_exception();
+    let described = table.send_unless(Does::Read, missing, || request.clone().send());
+    Ok(described.await?.and_then(|output| output.table))
 }
 
 fn built<T, E>(part: std::result::Result<T, E>) -> Result<T>
@@ -128,16 +118,9 @@ async fn create(table: &Table) -> Result<bool> {
         .key_schema(built(hash.build())?)
         .billing_mode(BillingMode::PayPerRequest);
     // Repeated after a lost answer, it finds the table that it made.
-    match table.send(Does::Write, || request.clone().send()).await? {
-        Ok(_) => Ok(true),
-        Err(refused) => {
-            let error = refused.error.as_service_error();
-            if error.is_some_and(|e| e.is_resource_in_use_exception()) {
-                return Ok(false);
-            }
-            Err(table.refused(refused, Does::Write))
-        }
-    }
+    let is_there = |e: &CreateTableError| e.is_resource_in_use_exception();
+    let created = table.send_unless(Does::Write, is_there, || request.clone().send());
+    Ok(created.await?.is_some())
 }
 
 async fn wait_until_active(table: &Table) -> Result<()> {
@@ -193,11 +176,8 @@ fn wrong_key(table: &Table) -> StoreError {
 /// Whether DynamoDB deletes records by the attribute that this store writes.
 pub(super) async fn ttl_is_on(table: &Table) -> Result<bool> {
     let request = table.client.describe_time_to_live().table_name(&table.name);
-    let ttl = match table.send(Does::Read, || request.clone().send()).await? {
-        Ok(output) => output.time_to_live_description,
-        Err(refused) => return Err(table.refused(refused, Does::Read)),
-    };
-    Ok(ttl.is_some_and(|ttl| {
+    let output = table.send(Does::Read, || request.clone().send()).await?;
+    Ok(output.time_to_live_description.is_some_and(|ttl| {
         ttl.attribute_name() == Some(TTL)
             && matches!(
                 ttl.time_to_live_status(),
@@ -215,11 +195,11 @@ async fn enable_ttl(table: &Table) -> Result<bool> {
         .update_time_to_live()
         .table_name(&table.name)
         .time_to_live_specification(built(specification.build())?);
-    match table.send(Does::Write, || request.clone().send()).await? {
+    match table.send(Does::Write, || request.clone().send()).await {
         Ok(_) => Ok(true),
         // Somebody else did it meanwhile.
-        Err(_) if ttl_is_on(table).await? => Ok(false),
-        Err(refused) => Err(table.refused(refused, Does::Write)),
+        Err(_) if ttl_is_on(table).await.unwrap_or(false) => Ok(false),
+        Err(error) => Err(error),
     }
 }
 
@@ -232,18 +212,13 @@ async fn note_version(table: &Table) -> Result<bool> {
         .item(VERSION_ATTRIBUTE, item::number(VERSION.into()))
         .condition_expression("attribute_not_exists(#pk)")
         .expression_attribute_names("#pk", PK);
-    match table.send(Does::Write, || request.clone().send()).await? {
-        Ok(_) => Ok(true),
-        Err(Refused { error, .. })
-            if error
-                .as_service_error()
-                .is_some_and(|e| e.is_conditional_check_failed_exception()) =>
-        {
-            // Another did, maybe a newer program.
-            expect(table).await.map(|()| false)
-        }
-        Err(refused) => Err(table.refused(refused, Does::Write)),
+    let is_there = |e: &PutItemError| e.is_conditional_check_failed_exception();
+    let noted = table.send_unless(Does::Write, is_there, || request.clone().send());
+    if noted.await?.is_some() {
+        return Ok(true);
     }
+    // Another did, maybe a newer program.
+    expect(table).await.map(|()| false)
 }
 
 /// What the table's settings promise.

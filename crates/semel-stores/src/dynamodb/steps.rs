@@ -1,21 +1,36 @@
 //! The steps that change a record: each a conditional write, decided by `semel::record` on what is
 //! known of the record, and anew on what the write found.
 
+use std::time::Duration;
+
 use aws_sdk_dynamodb::types::ReturnValue;
 use semel::record::{self, Change, Update as Asked};
-use semel::store::{Claim, ClaimRequest, Fence, Fenced, Refusal, Result, Token};
+use semel::store::{Claim, ClaimRequest, Fence, Fenced, Result, Token};
 use semel::{
-    Fingerprint, Identity, IdentityDigest, Note, Progress, Record, State, StateKind, StoreError,
-    StoreErrorKind, Timestamp,
+    Fingerprint, Identity, IdentityDigest, Progress, Record, State, StoreError, StoreErrorKind,
+    Timestamp,
 };
 
 use super::call::Written;
 use super::item::{self, Item, Reader, Row};
+use super::update::Update;
 use super::{DynamoDbStore, update};
-use crate::common::doubt::{doubtful, undoubted_claim};
+use crate::common::doubt::{doubtful, undoubted, undoubted_claim};
 
 /// How often a step is decided anew because the record changed under it.
 const ROUNDS: usize = 16;
+
+/// A row, and its record as this handle judges it.
+type Known = (Row, Record);
+
+/// What became of a step.
+struct Pursued<T> {
+    answer: T,
+    /// What it wrote, if it asked for that.
+    row: Option<Row>,
+    /// Whether a sending before the one that was answered may have had its effect.
+    in_doubt: bool,
+}
 
 impl DynamoDbStore {
     pub(super) async fn claim_identity(
@@ -23,163 +38,145 @@ impl DynamoDbStore {
         identity: &Identity,
         request: &ClaimRequest,
     ) -> Result<Claim> {
-        let _under_way = self.gate.enter()?;
         let digest = identity.digest();
-        let mut now = self.now();
-        let mut in_doubt = false;
-        // A lapse that this handle has watched: what follows from it is tried at once. Nothing is
-        // answered by it alone.
-        let mut known = self.seen.lapsed(digest, now).filter(|(_, judged)| {
-            let decision = record::claim(Some(judged), request, now, Fence(0));
-            decision.write.is_some()
-        });
-        for _ in 0..ROUNDS {
-            let judged = known.as_ref().map(|(_, judged)| judged);
+        let decide = |known: Option<&Known>, now| {
+            let judged = known.map(|(_, judged)| judged);
             let floor = self.fences.floor(judged, now);
             let decision = record::claim(judged, request, now, floor);
-            let Some(record) = decision.write else {
-                return undoubted_claim(decision.claim, in_doubt);
-            };
-            let update = match &known {
+            let update = decision.write.map(|record| match known {
                 None => update::claim(identity, request, &record),
                 Some((row, _)) if record.state == State::InFlight => {
                     update::take_over(identity, request, row, &record)
                 }
                 Some((row, _)) => update::settle_as(row, &record),
-            };
-            let written = self
-                .table
-                .update(digest, update, ReturnValue::AllNew, &mut in_doubt);
-            match written.await.map_err(|error| doubtful(error, in_doubt))? {
-                Written::Yes(item) => {
-                    if let State::InFlight = record.state {
-                        return self.acquired(digest, &item, now);
-                    }
-                    self.seen.forget(digest, &record.token.nonce);
-                    self.waiters.wake(digest);
-                    return undoubted_claim(decision.claim, in_doubt);
-                }
-                Written::No(item) => {
-                    now = self.now();
-                    known = self.judged(digest, item, now)?;
-                }
+            });
+            (decision.claim, update)
+        };
+        // A lapse that this handle has watched: what follows from it is tried at once. Nothing is
+        // answered by it alone.
+        let now = self.now();
+        let lapsed = self.seen.lapsed(digest, now).filter(|(_, judged)| {
+            let decision = record::claim(Some(judged), request, now, Fence(0));
+            decision.write.is_some()
+        });
+        let first = decide(lapsed.as_ref(), now);
+        let pursued = self.pursue(digest, first, ReturnValue::AllNew, decide);
+        let pursued = pursued.await?;
+        if let Some(row) = &pursued.row {
+            // Who waits for the attempt before.
+            self.waiters.wake(digest);
+            if row.record.state == State::InFlight {
+                return Ok(Claim::Acquired(row.record.acquired()));
             }
         }
-        Err(doubtful(unsettled(), in_doubt))
+        undoubted_claim(pursued.answer, pursued.in_doubt)
     }
 
-    /// A change by an attempt's own token: written unread, and judged by the item that was in its way.
-    pub(super) async fn held(
+    pub(super) async fn change_record(
+        &self,
+        digest: &IdentityDigest,
+        change: &Change,
+    ) -> Result<Fenced> {
+        let decide = |known: Option<&Known>, now| {
+            let judged = known.map(|(_, judged)| judged);
+            let floor = self.fences.floor(judged, now);
+            let (answer, next) = match change.decide(judged, now, floor) {
+                Err(refusal) => (refusal.into(), None),
+                Ok(next) => (Fenced::Applied, next),
+            };
+            // Where there is none, all is refused.
+            let update = known.zip(next).map(|((row, _), next)| match change {
+                Change::Held(token, asked) => update::held(token, asked, row.lease, &next),
+                Change::Resolve(_) => update::settle_as(row, &next),
+            });
+            (answer, update)
+        };
+        let now = self.now();
+        let unread = match change {
+            Change::Held(token, asked) => self.unread(digest, change, token, asked, now),
+            // Replaces the record that was watched until it lapsed, if it still is as it was. Nothing is
+            // answered by what is only remembered.
+            Change::Resolve(_) => {
+                let lapsed = self.seen.lapsed(digest, now);
+                lapsed.and_then(|lapsed| decide(Some(&lapsed), now).1)
+            }
+        };
+        let first = match unread {
+            Some(update) => (Fenced::Applied, Some(update)),
+            None => {
+                let item = self.table.read(digest.to_string(), None).await?;
+                let now = self.now();
+                decide(self.judged(digest, item, now)?.as_ref(), now)
+            }
+        };
+        let returns = match change.ends_attempt() {
+            true => ReturnValue::None,
+            false => ReturnValue::AllNew,
+        };
+        let pursued = self.pursue(digest, first, returns, decide).await?;
+        undoubted(change, pursued.answer, pursued.in_doubt)
+    }
+
+    /// A change by an attempt's own token, before the record was read: its condition goes by what is known
+    /// of that. The item that is in its way then judges it. `None`: only a record that is there can.
+    fn unread(
         &self,
         digest: &IdentityDigest,
         change: &Change,
         token: &Token,
         asked: &Asked,
-        in_doubt: &mut bool,
-    ) -> Result<Fenced> {
-        let ends = change.ends_attempt();
-        // What the write's condition goes by, as far as it is known.
-        let (mut lease, mut steps) = self.seen.of_token(digest, token).unwrap_or_default();
-        for _ in 0..ROUNDS {
-            let now = self.now();
-            let update = match asked {
-                Asked::Renew(length) => {
-                    let micros = item::micros(*length);
-                    let until = now.after(*length);
-                    Some(update::renew(token, micros, until, lease <= micros))
-                }
-                Asked::KeepStep { step, kept } => {
-                    let length = kept.saturating_add(step.as_bytes().len());
-                    let fits = length <= Progress::MAX_STORED;
-                    fits.then(|| update::keep_step(token, step, *kept))
-                }
-                Asked::Complete(..) | Asked::Abandon | Asked::MarkUnknown => {
-                    let Ok(Some(record)) = change.decide(Some(&held(*token, steps)), now, Fence(0))
-                    else {
-                        return Err(unsettled());
-                    };
-                    let from: &[StateKind] = match asked {
-                        Asked::MarkUnknown => &[StateKind::InFlight],
-                        _ => &[StateKind::InFlight, StateKind::Unknown],
-                    };
-                    Some(update::settle(token, from, &record))
-                }
-            };
-            let returns = match ends {
-                true => ReturnValue::None,
-                false => ReturnValue::AllNew,
-            };
-            let written = match update {
-                Some(update) => self.table.update(digest, update, returns, in_doubt).await?,
-                // Never written: what is there says why.
-                None => Written::No(self.table.read(digest.to_string(), None).await?),
-            };
-            let row = match written {
-                Written::Yes(_) if ends => {
-                    self.seen.forget(digest, &token.nonce);
-                    return Ok(Fenced::Applied);
-                }
-                Written::Yes(item) => {
-                    self.seen.judge(digest, &Reader(&item).row()?, now);
-                    return Ok(Fenced::Applied);
-                }
-                Written::No(item) => item.map(|item| Reader(&item).row()).transpose()?,
-            };
-            match change.decide(row.as_ref().map(|row| &row.record), now, Fence(0)) {
-                Ok(None) => return Ok(Fenced::Applied),
-                Err(refusal) => return Ok(refusal.into()),
-                Ok(Some(found)) => steps = !found.progress.is_bare(),
-            }
-            lease = row.map_or(lease, |row| row.lease);
+        now: Timestamp,
+    ) -> Option<Update> {
+        if let Asked::KeepStep { step, kept } = asked {
+            let length = kept.saturating_add(step.as_bytes().len());
+            return (length <= Progress::MAX_STORED).then(|| update::keep_step(token, step, *kept));
         }
-        Err(unsettled())
+        let (lease, has_steps) = self.seen.of_token(digest, token).unwrap_or_default();
+        let decided = change.decide(Some(&held(*token, has_steps)?), now, Fence(0));
+        let next = decided.ok().flatten()?;
+        Some(update::held(token, asked, lease, &next))
     }
 
-    /// A decision from outside: replaces the record that was read, or watched until it lapsed, if it still
-    /// is as it was.
-    pub(super) async fn resolve(
+    /// Sends what was decided first, and decides anew on what was in its way.
+    async fn pursue<T>(
         &self,
         digest: &IdentityDigest,
-        change: &Change,
-        in_doubt: &mut bool,
-    ) -> Result<Fenced> {
-        let mut now = self.now();
-        // Nothing is answered by what is only remembered.
-        let mut known = self.seen.lapsed(digest, now).filter(|(_, judged)| {
-            let decided = change.decide(Some(judged), now, Fence(0));
-            matches!(decided, Ok(Some(_)))
-        });
-        if known.is_none() {
-            let item = self.table.read(digest.to_string(), None).await?;
-            now = self.now();
-            known = self.judged(digest, item, now)?;
-        }
+        first: (T, Option<Update>),
+        returns: ReturnValue,
+        decide: impl Fn(Option<&Known>, Timestamp) -> (T, Option<Update>),
+    ) -> Result<Pursued<T>> {
+        let mut in_doubt = false;
+        let (mut answer, mut update) = first;
         for _ in 0..ROUNDS {
-            let Some((row, judged)) = &known else {
-                return Ok(Refusal::Missing.into());
+            let Some(sent) = update else {
+                return Ok(Pursued {
+                    answer,
+                    row: None,
+                    in_doubt,
+                });
             };
-            let floor = self.fences.floor(Some(judged), now);
-            let record = match change.decide(Some(judged), now, floor) {
-                Ok(None) => return Ok(Fenced::Applied),
-                Err(refusal) => return Ok(refusal.into()),
-                Ok(Some(record)) => record,
-            };
-            let update = update::settle_as(row, &record);
             let written = self
                 .table
-                .update(digest, update, ReturnValue::None, in_doubt);
-            match written.await? {
-                Written::Yes(_) => {
-                    self.seen.forget(digest, &row.record.token.nonce);
-                    return Ok(Fenced::Applied);
+                .update(digest, sent, returns.clone(), &mut in_doubt);
+            match written.await.map_err(|error| doubtful(error, in_doubt))? {
+                Written::Yes(item) => {
+                    // Of an attempt that has ended nothing was asked for.
+                    let item = (returns != ReturnValue::None).then_some(item);
+                    let known = self.judged(digest, item, self.now())?;
+                    return Ok(Pursued {
+                        answer,
+                        row: known.map(|(row, _)| row),
+                        in_doubt,
+                    });
                 }
                 Written::No(item) => {
-                    now = self.now();
-                    known = self.judged(digest, item, now)?;
+                    let now = self.now();
+                    let known = self.judged(digest, item, now)?;
+                    (answer, update) = decide(known.as_ref(), now);
                 }
             }
         }
-        Err(unsettled())
+        Err(doubtful(unsettled(), in_doubt))
     }
 
     /// An item as a row, and as its record is judged by this handle.
@@ -188,45 +185,31 @@ impl DynamoDbStore {
         digest: &IdentityDigest,
         item: Option<Item>,
         now: Timestamp,
-    ) -> Result<Option<(Row, Record)>> {
-        let row = item.map(|item| Reader(&item).row()).transpose()?;
-        Ok(row.map(|row| {
-            let judged = self.seen.judge(digest, &row, now);
-            (row, judged)
-        }))
-    }
-
-    /// What a claim that was written answers.
-    fn acquired(&self, digest: &IdentityDigest, item: &Item, now: Timestamp) -> Result<Claim> {
-        let row = Reader(item).row()?;
-        self.seen.judge(digest, &row, now);
-        // Who waits for the attempt before.
-        self.waiters.wake(digest);
-        Ok(Claim::Acquired(row.record.acquired()))
+    ) -> Result<Option<Known>> {
+        let Some(item) = item else {
+            // No attempt is in flight, that this handle knows of.
+            self.seen.forget(digest);
+            return Ok(None);
+        };
+        let row = Reader(&item).row()?;
+        let judged = self.seen.judge(digest, &row, now);
+        Ok(Some((row, judged)))
     }
 }
 
 /// A record as the condition of a write wants it: `semel::record` says of it what to write.
-fn held(token: Token, steps: bool) -> Record {
-    Record {
-        state: State::InFlight,
+fn held(token: Token, has_steps: bool) -> Option<Record> {
+    let request = ClaimRequest::new(token.nonce, Fingerprint::of(&[]), Duration::ZERO);
+    let claimed = record::claim(None, &request, Timestamp::default(), Fence(0)).write?;
+    Some(Record {
         token,
-        expires_at: Timestamp::MAX,
-        purge_at: Timestamp::MAX,
-        fingerprint: Fingerprint::of(&[]),
-        attempt: 1,
-        lease_until: Timestamp::default(),
-        created_at: Timestamp::default(),
-        claimed_at: Timestamp::default(),
-        settled_at: None,
-        resolved: None,
-        progress: if steps {
+        progress: if has_steps {
             item::some_steps()
         } else {
             Progress::EMPTY
         },
-        note: Note::EMPTY,
-    }
+        ..claimed
+    })
 }
 
 pub(super) fn unsettled() -> StoreError {

@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::fmt::Write as _;
 
 use aws_sdk_dynamodb::types::AttributeValue;
+use semel::record::Update as Asked;
 use semel::store::{ClaimRequest, OnLost, Token};
 use semel::{FinishedStep, Identity, Progress, Record, State, StateKind, Timestamp};
 
@@ -246,14 +247,26 @@ pub(super) fn settle_as(row: &Row, record: &Record) -> Update {
     update
 }
 
+/// What an attempt's own token asks for: `next` by `semel::record`, and `lease` as far as it is known.
+pub(super) fn held(token: &Token, asked: &Asked, lease: u64, next: &Record) -> Update {
+    match asked {
+        Asked::Renew(length) => renew(token, item::micros(*length), next.lease_until, lease),
+        Asked::KeepStep { step, kept } => keep_step(token, step, *kept),
+        Asked::MarkUnknown => settle(token, &[StateKind::InFlight], next),
+        Asked::Complete(..) | Asked::Abandon => {
+            settle(token, &[StateKind::InFlight, StateKind::Unknown], next)
+        }
+    }
+}
+
 /// Prolongs the lease: to at least the length that it has, whatever that is.
-pub(super) fn renew(token: &Token, lease: u64, until: Timestamp, at_least: bool) -> Update {
+fn renew(token: &Token, lease: u64, until: Timestamp, before: u64) -> Update {
     let mut update = Update::default();
     update.when_token(token);
     update.value("in_flight", item::state(StateKind::InFlight));
     update.when("#state = :in_flight");
     update.set_to(RENEWALS, number(1), "#renewals + :renewals");
-    if at_least {
+    if before <= lease {
         update.set(LEASE, number(lease));
         update.set_time(LEASE_UNTIL, until);
         update.when("#lease_us <= :lease_us");
@@ -265,7 +278,7 @@ pub(super) fn renew(token: &Token, lease: u64, until: Timestamp, at_least: bool)
 }
 
 /// Ends an attempt from one of these states, by its own token.
-pub(super) fn settle(token: &Token, from: &[StateKind], record: &Record) -> Update {
+fn settle(token: &Token, from: &[StateKind], record: &Record) -> Update {
     let mut update = Update::default();
     update.when_token(token);
     update.when_state_in(from);

@@ -4,30 +4,21 @@
 //! renewals for as long as the lease is. An observer that comes late waits longer, never shorter;
 //! and its takeover is written only if the record still is as it was seen.
 
-use std::collections::HashMap;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use semel::store::{Nonce, Token};
+use semel::store::Token;
 use semel::{IdentityDigest, Record, State, Timestamp};
 use tokio::time::Instant;
 
 use super::item::{Row, some_steps};
+use crate::common::recent::Recent;
 
-/// How many leases one generation of observations holds.
-const GENERATION: usize = 16_384;
-
-/// The leases that this handle has seen. Two generations: what was not looked at while as many
-/// others came is forgotten, and its lease counts anew from the next look.
+/// The leases that this handle has seen. The lease of one that was [forgotten](Recent) counts anew from the
+/// next look.
 #[derive(Default)]
 pub(super) struct Sightings {
-    seen: Mutex<Generations>,
-}
-
-#[derive(Default)]
-struct Generations {
-    young: HashMap<IdentityDigest, Sighting>,
-    old: HashMap<IdentityDigest, Sighting>,
+    seen: Mutex<Recent<Sighting>>,
 }
 
 struct Sighting {
@@ -48,27 +39,12 @@ impl Sighting {
     }
 }
 
-impl Generations {
-    fn take(&mut self, digest: &IdentityDigest) -> Option<Sighting> {
-        self.young
-            .remove(digest)
-            .or_else(|| self.old.remove(digest))
-    }
-
-    fn put(&mut self, digest: IdentityDigest, sighting: Sighting) {
-        if self.young.len() >= GENERATION {
-            self.old = std::mem::take(&mut self.young);
-        }
-        self.young.insert(digest, sighting);
-    }
-}
-
 impl Sightings {
     /// Notes what was just read or written, and gives the record as this observer judges it at
     /// `now`: its lease ends when this observer will have watched it for as long as it is.
     pub(super) fn judge(&self, digest: &IdentityDigest, row: &Row, now: Timestamp) -> Record {
         let mut seen = self.seen.lock();
-        let known = seen.take(digest);
+        let known = seen.remove(digest);
         let State::InFlight = row.record.state else {
             return row.record.clone();
         };
@@ -81,26 +57,25 @@ impl Sightings {
             since,
         };
         let judged = judged(&sighting, &row.record, now);
-        seen.put(*digest, sighting);
+        seen.insert(digest, sighting);
         judged
     }
 
     /// Notes a record that a listing read, if there is room: a long listing must not push out what
     /// callers watch.
     pub(super) fn note(&self, digest: &IdentityDigest, row: &Row) {
-        let seen = self.seen.lock();
-        let room = seen.young.len() < GENERATION / 2;
-        let known = seen.young.contains_key(digest) || seen.old.contains_key(digest);
+        let mut seen = self.seen.lock();
+        let is_watched = seen.has_room() || seen.get(digest).is_some();
         drop(seen);
-        if room || known {
+        if is_watched {
             self.judge(digest, row, Timestamp::default());
         }
     }
 
     /// The record as it was last seen, if its lease has lapsed by that.
     pub(super) fn lapsed(&self, digest: &IdentityDigest, now: Timestamp) -> Option<(Row, Record)> {
-        let seen = self.seen.lock();
-        let sighting = seen.young.get(digest).or_else(|| seen.old.get(digest))?;
+        let mut seen = self.seen.lock();
+        let sighting = seen.get(digest)?;
         let lapsed = sighting.remaining().is_zero();
         lapsed.then(|| {
             let row = sighting.row.clone();
@@ -111,20 +86,15 @@ impl Sightings {
 
     /// The length of the lease that this token was last seen with, and whether steps were finished.
     pub(super) fn of_token(&self, digest: &IdentityDigest, token: &Token) -> Option<(u64, bool)> {
-        let seen = self.seen.lock();
-        let sighting = seen.young.get(digest).or_else(|| seen.old.get(digest))?;
+        let mut seen = self.seen.lock();
+        let sighting = seen.get(digest)?;
         let row = &sighting.row;
         (row.record.token == *token).then(|| (row.lease, !row.record.progress.is_bare()))
     }
 
-    /// Forgets a lease that this handle has ended.
-    pub(super) fn forget(&self, digest: &IdentityDigest, nonce: &Nonce) {
-        let mut seen = self.seen.lock();
-        if let Some(other) = seen.take(digest)
-            && other.row.record.token.nonce != *nonce
-        {
-            seen.put(*digest, other);
-        }
+    /// Forgets the lease of an attempt that has ended. That of another which has begun since then counts anew.
+    pub(super) fn forget(&self, digest: &IdentityDigest) {
+        self.seen.lock().remove(digest);
     }
 }
 
@@ -146,7 +116,7 @@ fn slim(row: &Row) -> Row {
 
 #[cfg(test)]
 mod tests {
-    use semel::store::{ClaimRequest, Fence};
+    use semel::store::{ClaimRequest, Fence, Nonce};
     use semel::{Fingerprint, record};
 
     use super::*;
@@ -208,24 +178,6 @@ mod tests {
             NOW,
         );
         assert!(!seen.judge(&DIGEST, &row(2, LEASE), NOW).is_lapsed(NOW));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn memory_is_bounded_and_what_is_looked_at_stays() {
-        let seen = Sightings::default();
-        let watched = row(1, LEASE);
-        seen.judge(&DIGEST, &watched, NOW);
-        tokio::time::advance(LEASE).await;
-        for n in 0..5 * GENERATION {
-            let mut bytes = [0; 32];
-            bytes[..8].copy_from_slice(&n.to_le_bytes());
-            seen.judge(&IdentityDigest::from_bytes(bytes), &watched, NOW);
-            if n % GENERATION == 0 {
-                assert!(seen.judge(&DIGEST, &watched, NOW).is_lapsed(NOW));
-            }
-        }
-        let generations = seen.seen.lock();
-        assert!(generations.young.len() + generations.old.len() <= 2 * GENERATION);
     }
 
     #[tokio::test(start_paused = true)]

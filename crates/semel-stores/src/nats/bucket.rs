@@ -11,7 +11,7 @@ use semel::{StoreError, StoreErrorKind};
 
 use super::effort::Effort;
 use super::link::{Link, Trouble};
-use super::options::{NatsOptions, Storage};
+use super::options::NatsOptions;
 use crate::common::{Migrated, Obstacle, Schema};
 
 /// The layout of keys and values; said in the stream's description.
@@ -46,13 +46,10 @@ fn version(config: &Config) -> Option<u32> {
 /// A bucket as it should be.
 fn wanted(link: &Link, options: &NatsOptions) -> Config {
     Config {
-        name: format!("KV_{}", link.bucket()),
+        name: format!("KV_{}", link.bucket),
         subjects: vec![link.subjects()],
         description: Some(description(VERSION)),
-        storage: match options.storage {
-            Storage::File => StorageType::File,
-            Storage::Memory => StorageType::Memory,
-        },
+        storage: options.storage,
         num_replicas: options.replicas.unwrap_or(1),
         max_bytes: options.max_bytes.unwrap_or(-1),
         max_messages: -1,
@@ -124,7 +121,7 @@ fn unfit(link: &Link, config: &Config) -> Vec<&'static str> {
 /// # Errors
 /// [`Config`](StoreErrorKind::Config) with all that is wrong.
 pub(super) fn check(link: &Link, info: &Info) -> Result<(), StoreError> {
-    let bucket = link.bucket();
+    let bucket = &link.bucket;
     match version(&info.config) {
         Some(VERSION) => {}
         Some(newer) if newer > VERSION => {
@@ -141,7 +138,7 @@ pub(super) fn check(link: &Link, info: &Info) -> Result<(), StoreError> {
         }
     }
     let mut reasons = unfit(link, &info.config);
-    if info.config.num_replicas > 1 && !link.client().is_server_compatible(2, 11, 0) {
+    if info.config.num_replicas > 1 && !link.client.is_server_compatible(2, 11, 0) {
         reasons.push(TOO_OLD);
     }
     if reasons.is_empty() {
@@ -216,17 +213,17 @@ async fn prepare(
     schema: Schema,
 ) -> Result<(Info, Migrated), StoreError> {
     let mut migrated = Migrated::nothing();
-    let mut effort = Effort::new(link.timeout());
-    let info = loop {
+    let mut effort = Effort::new(link.timeout);
+    let mut info = loop {
         // A cluster that starts has no leader for a while.
         match link.ask(&mut effort, |patience| link.info(patience)).await {
             Ok(info) => break info,
             Err(e) if is_missing(&e) && schema != Schema::Expect && effort.lasts() => {
                 create(link, options, &mut effort).await?;
                 migrated.from = None;
-                migrated.done = vec![format!("made the bucket `{}`", link.bucket())];
+                migrated.done = vec![format!("made the bucket `{}`", link.bucket)];
             }
-            Err(e) if !link.client().server_info().jetstream => {
+            Err(e) if !link.client.server_info().jetstream => {
                 return Err(config_error(e.to_string()));
             }
             Err(e) => return Err(e),
@@ -236,9 +233,9 @@ async fn prepare(
         let done = bring_up(link, options, &info.config).await?;
         if !done.is_empty() {
             migrated.done.extend(done);
-            let mut effort = Effort::new(link.timeout());
-            let info = link.ask(&mut effort, |patience| link.info(patience));
-            return Ok((info.await?, migrated));
+            let mut effort = Effort::new(link.timeout);
+            let changed = link.ask(&mut effort, |patience| link.info(patience));
+            info = changed.await?;
         }
     }
     Ok((info, migrated))
@@ -250,7 +247,7 @@ fn is_missing(e: &StoreError) -> bool {
 
 /// Asks for the stream once. It may not be there after that.
 async fn create(link: &Link, options: &NatsOptions, effort: &mut Effort) -> Result<(), StoreError> {
-    let asked = link.context().create_stream(wanted(link, options));
+    let asked = link.context.create_stream(wanted(link, options));
     let e = match link.answered(effort.patience(), asked).await {
         Ok(Err(e)) => e,
         Err(Trouble::Final(e)) => return Err(e),
@@ -258,7 +255,7 @@ async fn create(link: &Link, options: &NatsOptions, effort: &mut Effort) -> Resu
     };
     let refused = config_error(format!(
         "the NATS server did not make the bucket `{}`: {}",
-        link.bucket(),
+        link.bucket,
         e.kind()
     ));
     match e.kind() {
@@ -305,11 +302,11 @@ async fn bring_up(
     if done.is_empty() {
         return Ok(done);
     }
-    match link.context().update_stream(next).await {
+    match link.context.update_stream(next).await {
         Ok(_) => Ok(done),
         Err(e) => Err(config_error(format!(
             "the NATS server did not change the bucket `{}`: {}",
-            link.bucket(),
+            link.bucket,
             e.kind()
         ))),
     }
@@ -320,7 +317,7 @@ async fn bring_up(
 /// # Errors
 /// [`Config`](StoreErrorKind::Config) where it is missing or unfit.
 pub(super) async fn open(link: &Link, options: &NatsOptions) -> Result<Info, StoreError> {
-    let (info, _) = prepare(link, options, options.wanted()).await?;
+    let (info, _) = prepare(link, options, options.schema.unwrap_or_default()).await?;
     check(link, &info)?;
     Ok(info)
 }

@@ -52,17 +52,20 @@ impl Mark {
     }
 }
 
-impl ServerClock {
-    /// The server read its clock as `time` at some moment since `asked`.
-    pub(super) fn new(time: Timestamp, asked: Instant) -> Self {
+/// Asked for the first time before anything goes by it.
+impl Default for ServerClock {
+    fn default() -> Self {
+        let never = Mark::new(Timestamp::default());
         Self(Mutex::new(Known {
-            taken: Mark::new(time),
-            latest: Mark::new(time.after(asked.elapsed())),
-            asked,
-            tried: asked,
+            taken: never,
+            latest: never,
+            asked: never.at,
+            tried: never.at,
         }))
     }
+}
 
+impl ServerClock {
     pub(super) fn now(&self) -> Timestamp {
         let taken = self.0.lock().taken;
         taken.now()
@@ -118,6 +121,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn it_is_never_early_however_long_an_answer_took() {
+        let [clock, late, last] = [(); 3].map(|()| ServerClock::default());
         let began = Instant::now();
         let server = || Timestamp::from_micros(1_000_000_000).after(began.elapsed());
         let pause = || tokio::time::sleep(Duration::from_secs(3));
@@ -125,13 +129,12 @@ mod tests {
         // The server stood still, and read its clock just before it answered.
         let asked = Instant::now();
         pause().await;
-        let clock = ServerClock::new(server(), asked);
+        clock.sample(server(), asked);
         assert_eq!(clock.now(), server());
 
         // It read it, and then stood still.
         let (asked, read) = (Instant::now(), server());
         pause().await;
-        let late = ServerClock::new(read, asked);
         late.sample(read, asked);
         assert!(late.now() <= server());
 
@@ -142,18 +145,19 @@ mod tests {
         assert_eq!(late.now(), server());
 
         // What it is seen to have stored puts that right.
-        let late = ServerClock::new(read, asked);
-        late.reached(server());
-        assert_eq!(late.now(), server());
+        last.sample(read, asked);
+        last.reached(server());
+        assert_eq!(last.now(), server());
         pause().await;
-        assert_eq!((clock.now(), late.now()), (server(), server()));
+        assert_eq!((clock.now(), last.now()), (server(), server()));
     }
 
     #[tokio::test(start_paused = true)]
     async fn what_was_stored_before_the_servers_clock_was_set_back_moves_nothing() {
         let at = |seconds: u64| Timestamp::from_micros(seconds * 1_000_000);
         let begun = Instant::now();
-        let clock = ServerClock::new(at(4600), begun);
+        let clock = ServerClock::default();
+        clock.sample(at(4600), begun);
         tokio::time::sleep(Duration::from_secs(1)).await;
         let asked = Instant::now();
         // The server stood still before it read its clock.
@@ -173,7 +177,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn one_asks_again_after_a_while() {
         let time = Timestamp::from_micros(1_000_000_000);
-        let clock = ServerClock::new(time, Instant::now());
+        let clock = ServerClock::default();
+        clock.sample(time, Instant::now());
         tokio::time::sleep(EVERY - Duration::from_secs(1)).await;
         assert!(!clock.is_due());
         clock.sample(time, Instant::now());

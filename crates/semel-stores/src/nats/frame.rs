@@ -13,6 +13,7 @@
 
 use std::time::Duration;
 
+use async_nats::HeaderMap;
 use bytes::{BufMut as _, Bytes, BytesMut};
 use semel::store::{Entry, Fence};
 use semel::{IdentityDigest, Record, State, StoreError, StoreErrorKind, Timestamp};
@@ -32,30 +33,18 @@ pub(super) struct Row {
     pub(super) entry: Entry,
 }
 
-/// How a value's fence is meant.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Meant {
-    /// As the entry says.
-    Said,
-    /// The entry's plus the sequence that the message will get.
-    WithSequence,
-}
-
-/// The value of a record.
-pub(super) fn encode(entry: &Entry, lease: Duration, fence: Meant) -> Bytes {
+/// The value of a record. `adds_sequence`: its fence is the entry's and the sequence that the message will get.
+pub(super) fn encode(entry: &Entry, lease: Duration, adds_sequence: bool) -> Bytes {
     let entry = entry.to_bytes();
     let mut to = BytesMut::with_capacity(HEAD + entry.len());
     to.put_u8(VERSION);
-    to.put_u8(match fence {
-        Meant::Said => 0,
-        Meant::WithSequence => 1,
-    });
+    to.put_u8(adds_sequence.into());
     to.put_u64(u64::try_from(lease.as_micros()).unwrap_or(u64::MAX));
     to.put_slice(&entry);
     to.freeze()
 }
 
-/// Reads the value of `identity`'s key.
+/// Reads a message of `identity`'s key. `None`: another program's mark that it deleted the key.
 ///
 /// # Errors
 /// [`Corrupt`](StoreErrorKind::Corrupt) for what [`encode`] never returned.
@@ -63,8 +52,12 @@ pub(super) fn decode(
     identity: &IdentityDigest,
     revision: u64,
     stored: Timestamp,
+    headers: Option<&HeaderMap>,
     value: &Bytes,
-) -> Result<Row, StoreError> {
+) -> Result<Option<Box<Row>>, StoreError> {
+    if headers.is_some_and(|said| said.get("KV-Operation").is_some()) {
+        return Ok(None);
+    }
     let corrupt = |what: String| {
         StoreError::new(
             StoreErrorKind::Corrupt,
@@ -94,12 +87,12 @@ pub(super) fn decode(
         _ => return Err(corrupt("its bytes are damaged".into())),
     }
     date(&mut entry.record, stored);
-    Ok(Row {
+    Ok(Some(Box::new(Row {
         revision,
         stored: Some(stored),
         lease: Duration::from_micros(u64::from_be_bytes(lease)),
         entry,
-    })
+    })))
 }
 
 /// Settles a record no earlier than its message was stored. Whoever wrote it may have been late, which would
@@ -148,8 +141,9 @@ mod tests {
         let read = |record: &Record| {
             let (digest, label) = (label.digest, label.clone());
             let record = record.clone();
-            let value = encode(&Entry { label, record }, request.lease, Meant::Said);
-            decode(&digest, 1, stored, &value).unwrap().entry.record
+            let value = encode(&Entry { label, record }, request.lease, false);
+            let row = decode(&digest, 1, stored, None, &value).unwrap();
+            row.unwrap().entry.record
         };
         for (now, settled) in [(late, stored), (early, early)] {
             let claimed = record::claim(None, &request, now, Fence(1)).write.unwrap();

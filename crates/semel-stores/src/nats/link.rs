@@ -28,15 +28,6 @@ struct Health {
     denials: u64,
 }
 
-/// A write's answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Put {
-    /// It is stored, under this sequence.
-    Stored(u64),
-    /// The key's last message is not the one expected. Nothing was written.
-    Conflict,
-}
-
 /// Why a request has no answer that could be used.
 #[derive(Debug)]
 pub(super) enum Trouble {
@@ -56,13 +47,13 @@ fn error(kind: StoreErrorKind, message: impl Into<Box<str>>) -> StoreError {
 
 /// One connection and the bucket on it.
 pub(super) struct Link {
-    client: Client,
-    context: Context,
-    bucket: Box<str>,
-    stream: Stream<()>,
+    pub(super) client: Client,
+    pub(super) context: Context,
+    pub(super) bucket: Box<str>,
+    pub(super) stream: Stream<()>,
     /// What stands before a key in its subject.
     prefix: Box<str>,
-    timeout: Duration,
+    pub(super) timeout: Duration,
     health: watch::Receiver<Health>,
 }
 
@@ -75,8 +66,7 @@ impl Link {
             let noted = noted.clone();
             async move { note(&noted, &event) }
         });
-        let hosts = options.hosts().to_vec();
-        let connecting = connect.connect(hosts);
+        let connecting = connect.connect(options.hosts.clone());
         let client = match timeout(options.timeout, connecting).await {
             Ok(Ok(client)) => client,
             Ok(Err(e)) => return Err(not_connected(&e)),
@@ -105,32 +95,13 @@ impl Link {
         })
     }
 
-    pub(super) const fn context(&self) -> &Context {
-        &self.context
-    }
-
-    pub(super) const fn stream(&self) -> &Stream<()> {
-        &self.stream
-    }
-
-    pub(super) const fn client(&self) -> &Client {
-        &self.client
-    }
-
-    pub(super) fn bucket(&self) -> &str {
-        &self.bucket
-    }
-
-    pub(super) const fn timeout(&self) -> Duration {
-        self.timeout
-    }
-
     /// The subjects of all keys.
     pub(super) fn subjects(&self) -> String {
         format!("{}>", self.prefix)
     }
 
-    fn subject(&self, identity: &IdentityDigest) -> String {
+    /// The subject of a key.
+    pub(super) fn subject(&self, identity: &IdentityDigest) -> String {
         format!("{}{identity}", self.prefix)
     }
 
@@ -171,14 +142,15 @@ impl Link {
         }
     }
 
-    /// Writes a key whose last message is `expected` (0: there is none).
+    /// Writes a key whose last message is `expected` (0: there is none), and says under which sequence.
+    /// `None`: the last message is another; nothing was written.
     pub(super) async fn put(
         &self,
         identity: &IdentityDigest,
         expected: u64,
         value: Bytes,
         patience: Duration,
-    ) -> Answer<Put> {
+    ) -> Answer<Option<u64>> {
         let message = PublishMessage::build()
             .payload(value)
             .expected_last_subject_sequence(expected);
@@ -187,17 +159,15 @@ impl Link {
             sent.await?.await
         };
         match self.answered(patience, asked).await? {
-            Ok(ack) => Ok(Put::Stored(ack.sequence)),
+            Ok(ack) => Ok(Some(ack.sequence)),
             Err(e) => match e.kind() {
-                PublishErrorKind::WrongLastSequence => Ok(Put::Conflict),
+                PublishErrorKind::WrongLastSequence => Ok(None),
                 PublishErrorKind::StreamNotFound => Err(Trouble::Nobody(self.nobody())),
-                PublishErrorKind::TimedOut | PublishErrorKind::BrokenPipe => {
-                    Err(Trouble::Silence(self.silence()))
-                }
                 PublishErrorKind::MaxPayloadExceeded => Err(Trouble::Final(error(
                     StoreErrorKind::TooLarge,
                     format!(
-                        "the record is larger than this server takes (max_payload is {} bytes)",
+                        "the record is larger than this NATS server takes (max_payload is {} \
+                         bytes): raise that, or keep less",
                         self.client.max_payload()
                     ),
                 ))),
@@ -220,16 +190,16 @@ impl Link {
         self.message(patience, asked).await
     }
 
-    /// The first message of any key from `sequence` on, from the leader.
-    pub(super) async fn next(
+    /// The first message of a key, or of all, from `sequence` on, from the leader.
+    pub(super) async fn first(
         &self,
+        subject: &str,
         sequence: u64,
         patience: Duration,
     ) -> Answer<Option<StreamMessage>> {
-        let subjects = self.subjects();
         let asked = self
             .stream
-            .get_first_raw_message_by_subject(&subjects, sequence);
+            .get_first_raw_message_by_subject(subject, sequence);
         self.message(patience, asked).await
     }
 
@@ -248,56 +218,29 @@ impl Link {
         }
     }
 
-    /// The first message of this key from `sequence` on, from the leader.
-    pub(super) async fn first(
-        &self,
-        identity: &IdentityDigest,
-        sequence: u64,
-        patience: Duration,
-    ) -> Answer<Option<StreamMessage>> {
-        let subject = self.subject(identity);
-        let asked = self
-            .stream
-            .get_first_raw_message_by_subject(&subject, sequence);
-        self.message(patience, asked).await
-    }
-
     /// Removes exactly the message with this sequence. `false` where it is not there any more.
     pub(super) async fn delete(&self, sequence: u64, patience: Duration) -> Answer<bool> {
-        match self
-            .answered(patience, self.stream.delete_message(sequence))
-            .await?
-        {
-            Ok(deleted) => Ok(deleted),
-            Err(e) => match e.kind() {
-                DeleteMessageErrorKind::JetStream(said)
-                    if matches!(
-                        said.error_code(),
-                        ErrorCode::NO_MESSAGE_FOUND | ErrorCode::SEQUENCE_NOT_FOUND
-                    ) =>
-                {
-                    Ok(false)
+        let deleted = self.answered(patience, self.stream.delete_message(sequence));
+        let e = match deleted.await? {
+            Ok(deleted) => return Ok(deleted),
+            Err(e) => e,
+        };
+        let DeleteMessageErrorKind::JetStream(said) = e.kind() else {
+            return Err(self.unanswered(&e));
+        };
+        match said.error_code() {
+            ErrorCode::NO_MESSAGE_FOUND | ErrorCode::SEQUENCE_NOT_FOUND => Ok(false),
+            // It is not there, or the server is busy with something else.
+            ErrorCode::STREAM_MESSAGE_DELETE_FAILED => {
+                let asked = self.stream.get_raw_message(sequence);
+                if self.message(patience, asked).await?.is_none() {
+                    return Ok(false);
                 }
-                // It is not there, or the server is busy with something else.
-                DeleteMessageErrorKind::JetStream(said)
-                    if said.error_code() == ErrorCode::STREAM_MESSAGE_DELETE_FAILED =>
-                {
-                    let asked = self.stream.get_raw_message(sequence);
-                    match self.message(patience, asked).await? {
-                        None => Ok(false),
-                        Some(_) => Err(Trouble::Nobody(
-                            error(
-                                StoreErrorKind::NotApplied,
-                                "the NATS server did not remove a message",
-                            )
-                            .with_source(said),
-                        )),
-                    }
-                }
-                DeleteMessageErrorKind::JetStream(said) => Err(self.refused(said)),
-                DeleteMessageErrorKind::TimedOut => Err(Trouble::Silence(self.silence())),
-                _ => Err(self.unanswered(&e)),
-            },
+                let stays = "the NATS server did not remove a message";
+                let stays = error(StoreErrorKind::NotApplied, stays).with_source(said);
+                Err(Trouble::Nobody(stays))
+            }
+            _ => Err(self.refused(said)),
         }
     }
 
@@ -385,52 +328,44 @@ impl Link {
     /// An API request that the server refused.
     pub(super) fn refused(&self, said: jetstream::Error) -> Trouble {
         let bucket = &self.bucket;
-        match said.error_code() {
-            ErrorCode::STREAM_NOT_FOUND => Trouble::Final(
-                error(
-                    StoreErrorKind::Config,
-                    format!(
-                        "there is no bucket `{bucket}`: run `semel migrate --store …`, or open \
-                         with schema=create"
-                    ),
-                )
-                .with_source(Obstacle::Missing),
-            ),
-            ErrorCode::JETSTREAM_NOT_ENABLED | ErrorCode::JETSTREAM_NOT_ENABLED_FOR_ACCOUNT => {
-                Trouble::Final(
-                    error(
-                        StoreErrorKind::Config,
-                        "JetStream is not enabled for this account",
-                    )
-                    .with_source(said),
-                )
+        let (kind, message) = match said.error_code() {
+            ErrorCode::STREAM_NOT_FOUND => {
+                let missing = format!(
+                    "there is no bucket `{bucket}`: run `semel migrate --store …`, or open with \
+                     schema=create"
+                );
+                let missing = error(StoreErrorKind::Config, missing);
+                return Trouble::Final(missing.with_source(Obstacle::Missing));
             }
+            ErrorCode::JETSTREAM_NOT_ENABLED | ErrorCode::JETSTREAM_NOT_ENABLED_FOR_ACCOUNT => (
+                StoreErrorKind::Config,
+                "JetStream is not enabled for this account".into(),
+            ),
             // No leader now, or not yet ready.
-            _ if said.code() == 503 => Trouble::Nobody(
-                error(
-                    StoreErrorKind::NotApplied,
-                    format!("the bucket `{bucket}` has no leader now"),
-                )
-                .with_source(said),
+            _ if said.code() == 503 => (
+                StoreErrorKind::NotApplied,
+                format!("the bucket `{bucket}` has no leader now"),
             ),
-            _ => Trouble::Final(
-                error(
-                    StoreErrorKind::Config,
-                    format!("the NATS server refused a request about the bucket `{bucket}`"),
-                )
-                .with_source(said),
+            _ => (
+                StoreErrorKind::Config,
+                format!("the NATS server refused a request about the bucket `{bucket}`"),
             ),
+        };
+        let refused = error(kind, message).with_source(said);
+        match kind {
+            StoreErrorKind::NotApplied => Trouble::Nobody(refused),
+            _ => Trouble::Final(refused),
         }
     }
 }
 
-fn refused_write(said: &jetstream::Error) -> Answer<Put> {
+fn refused_write(said: &jetstream::Error) -> Answer<Option<u64>> {
     let text = said.to_string().to_lowercase();
     let full = ["maximum", "insufficient", "resource", "exceed"];
     let kind = match said.error_code() {
         // Another writer is just ahead, or the check cannot be made yet.
         ErrorCode::STREAM_WRONG_LAST_SEQUENCE_CONSTANT
-        | ErrorCode::STREAM_EXPECTED_LAST_SEQ_PER_SUBJECT_NOT_READY => return Ok(Put::Conflict),
+        | ErrorCode::STREAM_EXPECTED_LAST_SEQ_PER_SUBJECT_NOT_READY => return Ok(None),
         ErrorCode::STREAM_SEALED | ErrorCode::STREAM_NOT_MATCH => StoreErrorKind::Config,
         _ if text.contains("message size") => StoreErrorKind::TooLarge,
         _ if full.iter().any(|word| text.contains(word)) => StoreErrorKind::Capacity,

@@ -46,11 +46,11 @@ use semel::store::{
     Claim, ClaimRequest, Clear, Entry, Fence, Fenced, ListQuery, Page, Probe, Purged, Result,
     Waited,
 };
-use semel::{AnyStore, Identity, IdentityDigest, State, Store, StoreError, StoreErrorKind};
+use semel::{AnyStore, Identity, IdentityDigest, Store, StoreError, StoreErrorKind};
 
 pub use self::options::NatsOptions;
 use self::shared::Shared;
-use crate::common::{Driver, Poll, Running};
+use crate::common::{Driver, Poll};
 
 pub(crate) const DRIVER: Driver = Driver {
     check: |url| NatsOptions::from_url(url).map(drop),
@@ -66,9 +66,7 @@ pub(crate) const DRIVER: Driver = Driver {
 };
 
 /// A store in a bucket of NATS JetStream.
-pub struct NatsStore {
-    shared: Arc<Shared>,
-}
+pub struct NatsStore(Arc<Shared>);
 
 impl std::fmt::Debug for NatsStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -76,41 +74,33 @@ impl std::fmt::Debug for NatsStore {
     }
 }
 
-impl NatsStore {
-    async fn open(options: &NatsOptions) -> Result<Self> {
-        Ok(Self {
-            shared: Shared::open(options).await?,
-        })
-    }
-}
-
 impl Store for NatsStore {
     async fn claim(&self, identity: &Identity, request: &ClaimRequest) -> Result<Claim> {
-        let _step = self.shared.gate.enter()?;
-        self.claim_step(identity, request).await
+        let _step = self.0.gate.enter()?;
+        self.0.claim(identity, request).await
     }
 
     async fn change(&self, identity: &IdentityDigest, change: &Change) -> Result<Fenced> {
-        let _step = self.shared.gate.enter()?;
-        self.change_step(identity, change).await
+        let _step = self.0.gate.enter()?;
+        self.0.change(identity, change).await
     }
 
     async fn get(&self, identity: &IdentityDigest) -> Result<Option<Entry>> {
-        let _step = self.shared.gate.enter()?;
-        let row = self.row(identity).await?;
-        let now = self.shared.now();
+        let _step = self.0.gate.enter()?;
+        let row = self.0.row(identity).await?;
+        let now = self.0.now();
         let row = row.filter(|row| !row.entry.record.is_purgeable(now));
         Ok(row.map(|row| row.entry))
     }
 
     async fn list(&self, query: &ListQuery) -> Result<Page> {
-        let _step = self.shared.gate.enter()?;
-        self.page(query).await
+        let _step = self.0.gate.enter()?;
+        self.0.page(query).await
     }
 
     async fn purge(&self, limit: usize) -> Result<Purged> {
-        let _step = self.shared.gate.enter()?;
-        self.sweep(limit).await
+        let _step = self.0.gate.enter()?;
+        self.0.sweep(limit).await
     }
 
     async fn wait(
@@ -119,56 +109,39 @@ impl Store for NatsStore {
         fence: Fence,
         timeout: Duration,
     ) -> Result<Waited> {
-        drop(self.shared.gate.enter()?);
-        let _watching = watch::join(&self.shared);
-        let look = || async {
-            // Closing does not wait for those who wait: it wakes them, and they find it closed.
-            let _step = self.shared.gate.enter()?;
-            watch::start(&self.shared);
-            let row = self.row(identity).await?;
-            let running = row.is_some_and(|row| {
-                let record = &row.entry.record;
-                record.state == State::InFlight && record.token.fence == fence
-            });
-            Ok(if running { Running::Yes } else { Running::No })
-        };
-        let waiters = &self.shared.waiters;
-        waiters
-            .wait(identity, fence, timeout, Poll::BACKSTOP, look)
+        let shared = &self.0;
+        // Closing does not wait for those who wait: it wakes them, and their next look fails.
+        drop(shared.gate.enter()?);
+        let look = || shared.is_running(identity, fence);
+        let poll = Poll::BACKSTOP;
+        shared
+            .waiters
+            .wait(identity, fence, timeout, poll, look)
             .await
     }
 
     async fn probe(&self) -> Result<Probe> {
-        let _step = self.shared.gate.enter()?;
-        let mut effort = self.effort();
-        let info = self.shared.refresh(&mut effort).await?;
-        bucket::check(&self.shared.link, &info)?;
-        self.may_write(&mut effort).await?;
-        let (durability, warnings) = bucket::promise(&info);
-        Ok(Probe {
-            store: "nats",
-            durability,
-            warnings,
-        })
+        let _step = self.0.gate.enter()?;
+        self.0.probe().await
     }
 
     async fn close(&self) -> Result<()> {
-        self.shared.gate.close().await;
-        self.shared.waiters.wake_all();
-        self.shared.end().await;
+        self.0.gate.close().await;
+        self.0.waiters.wake_all();
+        self.0.end().await;
         Ok(())
     }
 }
 
 impl Clear for NatsStore {
     async fn clear(&self, force: bool) -> Result<()> {
-        let _step = self.shared.gate.enter()?;
-        if !self.shared.for_tests && !force {
+        let _step = self.0.gate.enter()?;
+        if !self.0.for_tests && !force {
             return Err(StoreError::new(
                 StoreErrorKind::Config,
                 "this store was not opened for tests: it is emptied only with `force`",
             ));
         }
-        self.shared.empty(&mut self.effort()).await
+        self.0.empty().await
     }
 }

@@ -1,38 +1,20 @@
 //! Where a bucket is and how it is opened.
 
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Duration;
 
+use async_nats::jetstream::stream::StorageType;
 use async_nats::{ConnectOptions, ServerAddr};
+use percent_encoding::percent_decode_str;
 use url::Url;
 
+use super::shared::Shared;
 use super::{NatsStore, bucket};
 use crate::common::{Location, Migrated, Schema};
 use crate::{OpenError, OpenOptions};
 
 const PARAMETERS: &str = "schema, timeout, replicas, storage, max_bytes, token, tls, ca, cert, key";
 const SHORTEST: Duration = Duration::from_millis(50);
-
-/// Where a bucket's messages are kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) enum Storage {
-    #[default]
-    File,
-    Memory,
-}
-
-impl FromStr for Storage {
-    type Err = ();
-
-    fn from_str(text: &str) -> Result<Self, ()> {
-        match text {
-            "file" => Ok(Self::File),
-            "memory" => Ok(Self::Memory),
-            _ => Err(()),
-        }
-    }
-}
 
 /// Who connects.
 #[derive(Clone)]
@@ -60,13 +42,13 @@ enum Login {
 /// | `cert`, `key` | | paths of PEM files: the certificate to show, and its key; need `tls=on` |
 #[derive(Clone)]
 pub struct NatsOptions {
-    hosts: Vec<ServerAddr>,
+    pub(super) hosts: Vec<ServerAddr>,
     login: Login,
     pub(super) bucket: Box<str>,
     pub(super) timeout: Duration,
-    schema: Option<Schema>,
+    pub(super) schema: Option<Schema>,
     pub(super) replicas: Option<usize>,
-    pub(super) storage: Storage,
+    pub(super) storage: StorageType,
     pub(super) max_bytes: Option<i64>,
     tls: bool,
     ca: Option<PathBuf>,
@@ -101,7 +83,8 @@ impl NatsOptions {
         let schema = from.schema()?;
         let timeout = from.duration("timeout")?;
         let replicas = from.take::<usize>("replicas", "1, 3 or 5")?;
-        let storage = from.take::<Storage>("storage", "file or memory")?;
+        let kinds = [("file", StorageType::File), ("memory", StorageType::Memory)];
+        let storage = from.choice("storage", &kinds)?;
         let max_bytes = from.take::<i64>("max_bytes", "a number of bytes")?;
         let token = from.take::<String>("token", "text")?;
         let tls = from.choice("tls", &[("on", true), ("off", false)])?;
@@ -199,7 +182,7 @@ impl NatsOptions {
     /// [`Config`](semel::StoreErrorKind::Config) says what to change;
     /// [`NotApplied`](semel::StoreErrorKind::NotApplied): no server was reached.
     pub async fn open(&self) -> Result<NatsStore, OpenError> {
-        Ok(NatsStore::open(self).await?)
+        Ok(NatsStore(Shared::open(self).await?))
     }
 
     /// Makes the bucket, or brings it to this version and to the copies and limit asked for.
@@ -208,14 +191,6 @@ impl NatsOptions {
     /// Those of [`open`](Self::open).
     pub async fn migrate(&self) -> Result<Migrated, OpenError> {
         Ok(bucket::migrate(self).await?)
-    }
-
-    pub(super) fn wanted(&self) -> Schema {
-        self.schema.unwrap_or_default()
-    }
-
-    pub(super) fn hosts(&self) -> &[ServerAddr] {
-        &self.hosts
     }
 
     pub(super) fn driver(&self) -> ConnectOptions {
@@ -286,21 +261,8 @@ fn login(url: &Url, token: Option<String>) -> Option<Login> {
 
 /// Text without its percent-encoding.
 fn decoded(text: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let [first, tail @ ..] = rest {
-        rest = tail;
-        if *first == b'%' {
-            let (digits, tail) = tail.split_first_chunk::<2>()?;
-            let digit = |d: u8| char::from(d).to_digit(16);
-            let byte = digit(digits[0])? << 4 | digit(digits[1])?;
-            bytes.push(u8::try_from(byte).ok()?);
-            rest = tail;
-        } else {
-            bytes.push(*first);
-        }
-    }
-    String::from_utf8(bytes).ok()
+    let decoded = percent_decode_str(text).decode_utf8().ok()?;
+    Some(decoded.into_owned())
 }
 
 fn is_bucket(name: &str) -> bool {

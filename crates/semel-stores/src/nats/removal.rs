@@ -21,28 +21,8 @@ use futures_util::{StreamExt as _, stream};
 use semel::IdentityDigest;
 use semel::store::Result;
 
-use super::NatsStore;
 use super::scan::{ABREAST, Met};
-
-/// The messages that a purge met, in one go from some sequence on.
-pub(super) struct Pass {
-    from: u64,
-    /// Ascending.
-    met: Vec<u64>,
-}
-
-impl Pass {
-    pub(super) const fn new(from: u64) -> Self {
-        Self {
-            from,
-            met: Vec::new(),
-        }
-    }
-
-    pub(super) fn meets(&mut self, met: &Met) {
-        self.met.push(met.sequence);
-    }
-}
+use super::shared::Shared;
 
 /// One step of emptying a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,12 +42,13 @@ pub(super) struct Removals {
 }
 
 impl Removals {
-    /// Removes what this message replaced.
-    pub(super) fn replaced_by(&mut self, met: &Met, pass: &Pass) {
+    /// Removes what this message replaced. `passed`: the messages that the purge met from some sequence on,
+    /// ascending.
+    pub(super) fn replaced_by(&mut self, met: &Met, (from, passed): (u64, &[u64])) {
         let removal = match met.replaces {
             Some(0) => return,
-            Some(sequence) if sequence >= pass.from => {
-                if pass.met.binary_search(&sequence).is_err() {
+            Some(sequence) if sequence >= from => {
+                if passed.binary_search(&sequence).is_err() {
                     // It was not there any more.
                     return;
                 }
@@ -106,7 +87,7 @@ impl Removals {
     }
 }
 
-impl NatsStore {
+impl Shared {
     /// Removes all that was noted, and says how many records were among it.
     pub(super) async fn remove(&self, removals: Removals) -> Result<usize> {
         let keys = removals.keys.into_iter();
@@ -135,10 +116,11 @@ impl NatsStore {
     }
 
     async fn remove_before(&self, identity: &IdentityDigest, sequence: u64) -> Result<()> {
-        let link = &self.shared.link;
+        let link = &self.link;
+        let subject = link.subject(identity);
         loop {
             let mut effort = self.effort();
-            let first = link.ask(&mut effort, |patience| link.first(identity, 1, patience));
+            let first = link.ask(&mut effort, |patience| link.first(&subject, 1, patience));
             match first.await? {
                 Some(first) if first.sequence < sequence => {
                     self.remove_one(first.sequence).await?;
@@ -150,7 +132,7 @@ impl NatsStore {
 
     /// `false`: it was not there.
     async fn remove_one(&self, sequence: u64) -> Result<bool> {
-        let link = &self.shared.link;
+        let link = &self.link;
         let mut effort = self.effort();
         let removed = link.ask(&mut effort, |patience| link.delete(sequence, patience));
         removed.await

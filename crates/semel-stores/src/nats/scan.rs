@@ -5,6 +5,7 @@
 //! until a purge removes them, and a listing leaves them out.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use async_nats::HeaderMap;
 use async_nats::header::NATS_EXPECTED_LAST_SUBJECT_SEQUENCE;
@@ -15,7 +16,6 @@ use semel::store::{Cursor, Entry, ListQuery, Page, Result};
 use semel::{IdentityDigest, State, StateKind, StoreError, StoreErrorKind, Timestamp};
 use tokio::time::timeout;
 
-use super::NatsStore;
 use super::effort::Effort;
 use super::frame::{self, Row};
 use super::link::{Link, timestamp};
@@ -30,15 +30,6 @@ pub(super) const ABREAST: usize = 32;
 /// Messages that one page looks at.
 const PAGE: usize = 512;
 
-/// What a message holds.
-pub(super) enum Held {
-    Record(Box<Row>),
-    /// Another program's mark that it deleted the key.
-    Mark,
-    /// It cannot be read.
-    Damaged(StoreError),
-}
-
 /// A message of the bucket.
 pub(super) struct Met {
     pub(super) identity: IdentityDigest,
@@ -46,7 +37,8 @@ pub(super) struct Met {
     /// Which message of its key was the last when this one was stored; 0: there was none. `None`
     /// of what another program wrote without saying so.
     pub(super) replaces: Option<u64>,
-    pub(super) held: Held,
+    /// Its record, unless it is another program's mark that it deleted the key, or cannot be read.
+    pub(super) row: Result<Option<Box<Row>>>,
 }
 
 /// Reads a stretch of the bucket.
@@ -83,7 +75,7 @@ impl<'a> Scan<'a> {
     /// The next messages, in order. None only at the end.
     pub(super) async fn batch(&mut self) -> Result<Vec<Met>> {
         // Each batch has the time of a call.
-        self.effort = Effort::new(self.shared.link.timeout());
+        self.effort = Effort::new(self.shared.link.timeout);
         let mut met = Vec::new();
         if !self.is_over() {
             met = self.fetched().await?;
@@ -146,7 +138,7 @@ impl<'a> Scan<'a> {
             Ok::<(), ()>(())
         };
         // The leader is asked after it, where it takes too long.
-        let done = timeout(self.shared.link.timeout() / 3, reading).await;
+        let done = timeout(self.shared.link.timeout / 3, reading).await;
         // After a fetch that broke off, another consumer goes on from what was read.
         if done == Ok(Ok(())) {
             self.consumer = Some(consumer);
@@ -157,8 +149,11 @@ impl<'a> Scan<'a> {
     /// The next message, from the leader.
     async fn following(&mut self) -> Result<Option<Met>> {
         let link = &self.shared.link;
+        let subjects = link.subjects();
         loop {
-            let next = link.ask(&mut self.effort, |patience| link.next(self.next, patience));
+            let next = link.ask(&mut self.effort, |patience| {
+                link.first(&subjects, self.next, patience)
+            });
             let Some(message) = next.await? else {
                 return Ok(None);
             };
@@ -196,19 +191,11 @@ fn read(
     // A subject that is no digest is not ours.
     let identity = link.identity(subject)?;
     let replaces = headers.and_then(|said| said.get(NATS_EXPECTED_LAST_SUBJECT_SEQUENCE));
-    let held = if headers.is_some_and(|said| said.get("KV-Operation").is_some()) {
-        Held::Mark
-    } else {
-        match frame::decode(&identity, sequence, stored, payload) {
-            Ok(row) => Held::Record(Box::new(row)),
-            Err(e) => Held::Damaged(e),
-        }
-    };
     Some(Met {
         identity,
         sequence,
         replaces: replaces.and_then(|sequence| sequence.as_str().parse().ok()),
-        held,
+        row: frame::decode(&identity, sequence, stored, headers, payload),
     })
 }
 
@@ -219,30 +206,30 @@ fn looks_lapsed(row: &Row, now: Timestamp) -> bool {
     row.entry.record.state == State::InFlight && lapses.is_some_and(|lapses| now >= lapses)
 }
 
-impl NatsStore {
-    pub(super) async fn page(&self, query: &ListQuery) -> Result<Page> {
+impl Shared {
+    pub(super) async fn page(self: &Arc<Self>, query: &ListQuery) -> Result<Page> {
         let (from, end) = match &query.after {
             // What changes later is not part of this listing: it would never end under load.
             None => {
-                let info = self.shared.refresh(&mut self.effort()).await?;
+                let info = self.refresh(&mut self.effort()).await?;
                 (0, info.state.last_sequence + 1)
             }
             Some(cursor) => read_cursor(cursor)?,
         };
-        let mut scan = Scan::new(&self.shared, self.effort(), from, end);
+        let mut scan = Scan::new(self, self.effort(), from, end);
         let page = self.collect(query, &mut scan).await;
         scan.end().await;
         page
     }
 
-    async fn collect(&self, query: &ListQuery, scan: &mut Scan<'_>) -> Result<Page> {
+    async fn collect(self: &Arc<Self>, query: &ListQuery, scan: &mut Scan<'_>) -> Result<Page> {
         let end = scan.end;
         let mut entries = Vec::new();
         let mut looked = 0;
         loop {
             let batch = scan.batch().await?;
             let over = scan.is_over();
-            let now = self.shared.now();
+            let now = self.now();
             let in_state = |row: &Row| {
                 row.entry.record.state.kind() == query.state
                     && (!query.only_lapsed() || looks_lapsed(row, now))
@@ -255,13 +242,11 @@ impl NatsStore {
                 if replaced.contains(&met.sequence) {
                     continue;
                 }
-                let row = match met.held {
-                    Held::Record(row) => row,
-                    Held::Mark => continue,
-                    Held::Damaged(e) => return Err(e),
+                let Some(row) = met.row? else {
+                    continue;
                 };
                 if row.entry.record.state.kind() == StateKind::InFlight {
-                    self.shared.seen.left(&row.entry.label.digest, &row);
+                    self.seen.left(&row.entry.label.digest, &row);
                 }
                 // Whether its retention is over the latest says, which may have been extended.
                 if in_state(&row) {
@@ -305,10 +290,10 @@ impl NatsStore {
         if last.revision <= met.revision {
             return Ok(Some(met));
         }
-        let (link, after) = (&self.shared.link, met.revision + 1);
-        let mut effort = self.effort();
+        let (link, after) = (&self.link, met.revision + 1);
+        let (subject, mut effort) = (link.subject(&identity), self.effort());
         let next = link.ask(&mut effort, |patience| {
-            link.first(&identity, after, patience)
+            link.first(&subject, after, patience)
         });
         // There is none where the record was removed meanwhile.
         Ok(next

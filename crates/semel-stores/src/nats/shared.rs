@@ -1,4 +1,4 @@
-//! What a handle's calls and its watching task share.
+//! What a handle's calls and its listening task share.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -6,19 +6,23 @@ use std::time::Duration;
 
 use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, PullConsumer, pull};
 use async_nats::jetstream::stream::{ConsumerErrorKind, Info, PurgeErrorKind};
-use semel::Timestamp;
-use semel::store::{Fence, Result};
+use bytes::Bytes;
+use semel::store::{Fence, Probe, Result};
+use semel::{IdentityDigest, State, Timestamp};
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use super::bucket;
 use super::clock::{Mark, ServerClock};
 use super::effort::Effort;
+use super::frame::Row;
 use super::link::{Link, timestamp};
 use super::options::NatsOptions;
 use super::seen::Seen;
 use super::sweep::Sweep;
-use super::watch::Watch;
-use super::{NatsStore, bucket};
-use crate::common::{Gate, Waiters};
+use super::watch::Listener;
+use crate::common::subscription::Subscription;
+use crate::common::{Gate, Running, Waiters};
 
 pub(super) struct Shared {
     pub(super) link: Link,
@@ -26,7 +30,9 @@ pub(super) struct Shared {
     pub(super) seen: Seen,
     pub(super) waiters: Arc<Waiters>,
     pub(super) gate: Gate,
-    pub(super) watch: Watch,
+    subscription: Subscription,
+    /// Told by each look of a waiter.
+    looks: Arc<Notify>,
     pub(super) sweep: tokio::sync::Mutex<Sweep>,
     pub(super) for_tests: bool,
     /// When the stream was made, in microseconds: fences count from there.
@@ -35,33 +41,30 @@ pub(super) struct Shared {
     made: AtomicU64,
     read: AtomicU64,
     copies: AtomicUsize,
-    /// The largest message that the bucket takes; 0: what the server takes.
-    largest: AtomicUsize,
 }
 
 impl Shared {
     pub(super) async fn open(options: &NatsOptions) -> Result<Arc<Self>> {
         let link = Link::connect(options).await?;
         let info = bucket::open(&link, options).await?;
-        let mut effort = Effort::new(link.timeout());
-        let (consumer, asked) = consumer(&link, &mut effort, DeliverPolicy::New).await?;
+        let waiters = Arc::<Waiters>::default();
         let this = Self {
             link,
-            clock: ServerClock::new(created(&consumer), asked),
+            clock: ServerClock::default(),
             seen: Seen::default(),
-            waiters: Arc::default(),
+            subscription: Subscription::new(waiters.clone()),
+            looks: Arc::default(),
+            waiters,
             gate: Gate::new("nats"),
-            watch: Watch::default(),
             sweep: tokio::sync::Mutex::default(),
             for_tests: options.for_tests,
             base: AtomicU64::new(0),
             made: AtomicU64::new(0),
             read: AtomicU64::new(0),
             copies: AtomicUsize::new(1),
-            largest: AtomicUsize::new(0),
         };
         this.note(&info);
-        this.drop_consumer(&consumer).await;
+        this.time(&mut this.effort()).await?;
         Ok(Arc::new(this))
     }
 
@@ -73,8 +76,6 @@ impl Shared {
         }
         self.copies
             .store(info.config.num_replicas, Ordering::Relaxed);
-        let largest = usize::try_from(info.config.max_message_size).unwrap_or(0);
-        self.largest.store(largest, Ordering::Relaxed);
     }
 
     /// Looks at the stream again.
@@ -109,30 +110,41 @@ impl Shared {
         self.copies.load(Ordering::Relaxed) > 1 && fence.0 > seen
     }
 
-    /// The largest message that can be stored.
-    pub(super) fn limit(&self) -> usize {
-        let server = self.link.client().max_payload();
-        match self.largest.load(Ordering::Relaxed) {
-            0 => server,
-            largest => largest.min(server),
-        }
-    }
-
     /// A consumer from here on, for a short while. It tells the server's time.
     pub(super) async fn consumer(
         &self,
         effort: &mut Effort,
         from: DeliverPolicy,
     ) -> Result<PullConsumer> {
-        let (consumer, asked) = consumer(&self.link, effort, from).await?;
-        self.clock.sample(created(&consumer), asked);
+        let config = pull::Config {
+            deliver_policy: from,
+            ack_policy: AckPolicy::None,
+            inactive_threshold: Duration::from_secs(10),
+            memory_storage: true,
+            num_replicas: 1,
+            ..pull::Config::default()
+        };
+        let link = &self.link;
+        let created = async |patience| {
+            let asked = Instant::now();
+            let created = link.stream.create_consumer(config.clone());
+            match link.answered(patience, created).await? {
+                Ok(consumer) => Ok((consumer, asked)),
+                Err(e) => Err(match e.kind() {
+                    ConsumerErrorKind::JetStream(said) => link.refused(said),
+                    _ => link.unanswered(&e),
+                }),
+            }
+        };
+        let (consumer, asked) = link.ask(effort, created).await?;
+        self.clock.sample(created_at(&consumer), asked);
         Ok(consumer)
     }
 
     /// What time the server has, asked now.
     pub(super) async fn time(&self, effort: &mut Effort) -> Result<Mark> {
         let consumer = self.consumer(effort, DeliverPolicy::New).await?;
-        let time = Mark::new(created(&consumer));
+        let time = Mark::new(created_at(&consumer));
         self.drop_consumer(&consumer).await;
         Ok(time)
     }
@@ -143,7 +155,7 @@ impl Shared {
             let this = Arc::clone(self);
             // No step: closing does not wait for it.
             tokio::spawn(async move {
-                let mut effort = Effort::new(this.link.timeout());
+                let mut effort = Effort::new(this.link.timeout);
                 let _ = this.time(&mut effort).await;
             });
         }
@@ -153,21 +165,67 @@ impl Shared {
     /// Removes a consumer that is not needed any more. The server does so too, a little later.
     pub(super) async fn drop_consumer(&self, consumer: &PullConsumer) {
         let name = &consumer.cached_info().name;
-        let deleted = self.link.stream().delete_consumer(name);
+        let deleted = self.link.stream.delete_consumer(name);
         let _ = self.link.answered(Duration::from_secs(1), deleted).await;
     }
 
+    /// A look of one who waits.
+    pub(super) async fn is_running(
+        self: &Arc<Self>,
+        identity: &IdentityDigest,
+        fence: Fence,
+    ) -> Result<Running> {
+        let _step = self.gate.enter()?;
+        self.subscription.start(|| Listener {
+            shared: Arc::downgrade(self),
+            waiters: self.waiters.clone(),
+            looks: self.looks.clone(),
+        });
+        self.looks.notify_one();
+        let hears = self.subscription.is_up();
+        let row = self.row(identity).await?;
+        let runs = |row: &Row| {
+            let record = &row.entry.record;
+            record.state == State::InFlight && record.token.fence == fence
+        };
+        Ok(match row {
+            Some(row) if runs(&row) && hears => Running::Yes,
+            Some(row) if runs(&row) => Running::Unheard,
+            _ => Running::No,
+        })
+    }
+
+    /// What the bucket promises, if this user may write and a leader takes it: found out with a write that is
+    /// certainly refused.
+    pub(super) async fn probe(&self) -> Result<Probe> {
+        let mut effort = self.effort();
+        let info = self.refresh(&mut effort).await?;
+        bucket::check(&self.link, &info)?;
+        let nobody = IdentityDigest::from_bytes([0; 32]);
+        // No sequence is this high.
+        let expected = u64::MAX >> 1;
+        let link = &self.link;
+        let put = |patience| link.put(&nobody, expected, Bytes::new(), patience);
+        link.ask(&mut effort, put).await?;
+        let (durability, warnings) = bucket::promise(&info);
+        Ok(Probe {
+            store: "nats",
+            durability,
+            warnings,
+        })
+    }
+
     /// Removes every record.
-    pub(super) async fn empty(&self, effort: &mut Effort) -> Result<()> {
+    pub(super) async fn empty(&self) -> Result<()> {
         let purged = async |patience| {
-            let purged = self.link.stream().purge().into_future();
+            let purged = self.link.stream.purge().into_future();
             let purged = self.link.answered(patience, purged).await?;
             purged.map_err(|e| match e.kind() {
                 PurgeErrorKind::JetStream(said) => self.link.refused(said),
                 _ => self.link.unanswered(&e),
             })
         };
-        self.link.ask(effort, purged).await?;
+        self.link.ask(&mut self.effort(), purged).await?;
         self.seen.clear();
         *self.sweep.lock().await = Sweep::default();
         Ok(())
@@ -175,55 +233,13 @@ impl Shared {
 
     /// Ends what runs beside the calls, and the connection.
     pub(super) async fn end(&self) {
-        self.watch.stop();
+        self.subscription.stop();
         // A server that does not answer does not hold up closing.
-        let drained = self.link.client().drain();
+        let drained = self.link.client.drain();
         let _ = tokio::time::timeout(Duration::from_secs(1), drained).await;
     }
 }
 
-fn created(consumer: &PullConsumer) -> Timestamp {
+fn created_at(consumer: &PullConsumer) -> Timestamp {
     timestamp(consumer.cached_info().created)
-}
-
-/// A consumer, and when it was asked for.
-async fn consumer(
-    link: &Link,
-    effort: &mut Effort,
-    from: DeliverPolicy,
-) -> Result<(PullConsumer, Instant)> {
-    let config = pull::Config {
-        deliver_policy: from,
-        ack_policy: AckPolicy::None,
-        inactive_threshold: Duration::from_secs(10),
-        memory_storage: true,
-        num_replicas: 1,
-        ..pull::Config::default()
-    };
-    let created = async |patience| {
-        let asked = Instant::now();
-        let created = link.stream().create_consumer(config.clone());
-        match link.answered(patience, created).await? {
-            Ok(consumer) => Ok((consumer, asked)),
-            Err(e) => Err(match e.kind() {
-                ConsumerErrorKind::JetStream(said) => link.refused(said),
-                _ => link.unanswered(&e),
-            }),
-        }
-    };
-    link.ask(effort, created).await
-}
-
-impl NatsStore {
-    /// Finds out whether this user may write and whether a leader takes it: with a write that is
-    /// certainly refused.
-    pub(super) async fn may_write(&self, effort: &mut Effort) -> Result<()> {
-        let nobody = semel::IdentityDigest::from_bytes([0; 32]);
-        let nothing = bytes::Bytes::new();
-        // No sequence is this high.
-        let expected = u64::MAX >> 1;
-        let link = &self.shared.link;
-        let put = |patience| link.put(&nobody, expected, nothing.clone(), patience);
-        link.ask(effort, put).await.map(drop)
-    }
 }

@@ -1,94 +1,228 @@
-//! The loops of reading, deciding and writing at a known revision.
+//! The loop of reading, deciding and writing at a known revision.
 
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
+use futures_util::future::{Either, select};
 use semel::record::{self, Change, Update};
-use semel::store::{Claim, ClaimRequest, Entry, Fence, Fenced, Label, Result};
-use semel::{
-    Identity, IdentityDigest, Record, State, StateKind, StoreError, StoreErrorKind, Timestamp,
-};
-use tokio::time::Instant;
+use semel::store::{Acquired, Claim, ClaimRequest, Entry, Fence, Fenced, Label, Result};
+use semel::{Identity, IdentityDigest, Record, State, Timestamp};
 
-use super::NatsStore;
 use super::effort::{Effort, contended};
-use super::frame::{self, Meant, Row};
-use super::link::{Put, Trouble, timestamp};
-use super::seen::Left;
+use super::frame::{self, Row};
+use super::link::{Trouble, timestamp};
+use super::shared::Shared;
 use crate::common::doubt::undoubted;
 
 /// How often a read that must be stale is done again.
 const STALE_READS: u32 = 4;
 
 /// What is under a key.
-enum Found {
-    /// Nothing, or a mark of another program's that it was deleted (with its revision).
-    Nothing(u64),
-    Row(Box<Row>),
+struct Found {
+    /// What the next write expects; 0: there was no message.
+    revision: u64,
+    /// `None`: nothing, or a mark of another program's that it was deleted.
+    row: Option<Box<Row>>,
+    /// As this handle wrote it, and not read since: nothing is answered by it alone.
+    is_remembered: bool,
 }
 
-/// A write of one step.
-struct Write<'a> {
-    identity: &'a IdentityDigest,
-    expected: u64,
-    value: Bytes,
+/// What a step makes of what it found.
+struct Decided<T> {
+    answer: T,
+    /// What to write before that, and whose it is.
+    write: Option<(Label, Record)>,
+    /// How long the write holds the lease, at least; `None`: as long as it was.
+    lease: Option<Duration>,
+    /// Whether what was read may be older than what the caller knows.
+    is_behind: bool,
 }
 
-impl NatsStore {
+impl Shared {
     pub(super) fn effort(&self) -> Effort {
-        Effort::new(self.shared.link.timeout())
+        Effort::new(self.link.timeout)
     }
 
-    /// Writes once. `None`: it may be stored.
-    async fn put(&self, effort: &mut Effort, write: &Write<'_>) -> Result<Option<Put>> {
-        self.fits(write.value.len()).map_err(|e| effort.failed(e))?;
-        let link = &self.shared.link;
-        let connected = link.connected(effort.until).await;
-        connected.map_err(|e| effort.failed(e))?;
-        let patience = effort.patience();
-        let put = link.put(
-            write.identity,
-            write.expected,
-            write.value.clone(),
-            patience,
-        );
-        match put.await {
-            Ok(put) => Ok(Some(put)),
-            Err(Trouble::Silence(e)) => {
-                effort.unheard(e);
-                Ok(None)
+    pub(super) async fn claim(
+        self: &Arc<Self>,
+        identity: &Identity,
+        request: &ClaimRequest,
+    ) -> Result<Claim> {
+        let digest = identity.digest();
+        let mut effort = self.effort();
+        // One that is new, as far as this handle knows, is made and looked for at the same time.
+        // One that it has met is looked at first.
+        let mut found = None;
+        if !self.seen.knows(digest) {
+            match self.create(&mut effort, identity, request).await? {
+                Ok(claim) => return Ok(claim),
+                Err(looked) => found = looked,
             }
-            Err(Trouble::Nobody(e)) => {
-                // The bucket may have been made anew: its fences begin elsewhere then.
-                self.shared.base_is_old();
-                effort.pause(e).await?;
-                Ok(Some(Put::Conflict))
+        }
+        let decide = |row: Option<&Row>, record: Option<&Record>, now| {
+            let decision = record::claim(record, request, now, Fence(0));
+            let acquires = matches!(decision.claim, Claim::Acquired(_));
+            if let (true, None, Some(row)) = (acquires, &decision.write, row) {
+                // Its own, sent again: the steps after it are this handle's.
+                self.seen.remember(digest, row.clone());
             }
-            Err(Trouble::Final(e)) => Err(effort.failed(e)),
+            Decided {
+                answer: decision.claim,
+                write: decision.write.map(|next| match row {
+                    Some(row) if !acquires => amended(row, next, None),
+                    _ => (Label::from(identity), next),
+                }),
+                lease: acquires.then_some(request.lease),
+                is_behind: false,
+            }
+        };
+        let (claim, stored) = self.pursue(&mut effort, digest, found, decide).await?;
+        Ok(match (claim, stored) {
+            (Claim::Acquired(_), Some(acquired)) => Claim::Acquired(acquired),
+            (claim, _) => claim,
+        })
+    }
+
+    /// Claims an identity that nobody has, and reads it at the same time: where it is taken, the
+    /// answer is there after one round trip. `Err`: not acquired; with what was found.
+    async fn create(
+        self: &Arc<Self>,
+        effort: &mut Effort,
+        identity: &Identity,
+        request: &ClaimRequest,
+    ) -> Result<std::result::Result<Claim, Option<Found>>> {
+        let digest = identity.digest();
+        let decision = record::claim(None, request, self.now(), Fence(0));
+        let next = decision.write.ok_or_else(contended)?;
+        let reading = pin!(self.link.read(digest, effort.patience()));
+        let label = Label::from(identity);
+        let writing = pin!(self.write(effort, label, next, 0, None, request.lease));
+        let (stored, read) = match select(writing, reading).await {
+            Either::Left((stored, reading)) => match stored? {
+                Some(acquired) => (Some(acquired), Ok(None)),
+                None => (None, reading.await),
+            },
+            Either::Right((read, writing)) => (writing.await?, read),
+        };
+        match (stored, read) {
+            (Some(acquired), _) => Ok(Ok(Claim::Acquired(acquired))),
+            // Sent before the write was refused, it may have come before the winner's record.
+            (None, Ok(None) | Err(_)) => Ok(Err(None)),
+            (None, Ok(message)) => Ok(Err(Some(self.found(digest, message)?))),
         }
     }
 
-    /// Whether the server takes a value of this length: nothing is sent where it does not.
-    fn fits(&self, len: usize) -> Result<()> {
-        // Subject, reply, headers and the protocol's own words count too.
-        const ENVELOPE: usize = 512;
-        let limit = self.shared.limit().saturating_sub(ENVELOPE);
-        if len <= limit {
-            return Ok(());
+    /// A change of the record as this handle last wrote it, or as it is read.
+    pub(super) async fn change(
+        self: &Arc<Self>,
+        identity: &IdentityDigest,
+        change: &Change,
+    ) -> Result<Fenced> {
+        let lease = match change {
+            Change::Held(_, Update::Renew(lease)) => Some(*lease),
+            _ => None,
+        };
+        let decide = |row: Option<&Row>, record: Option<&Record>, now: Timestamp| {
+            let until = lease.map(|lease| now.after(lease));
+            let (answer, next) = match change.decide(record, now, Fence(0)) {
+                Err(refusal) => (refusal.into(), None),
+                Ok(next) => (Fenced::Applied, next),
+            };
+            Decided {
+                // A leader that is new may answer as of a moment ago. The fence tells: it holds the
+                // sequence of its claim.
+                is_behind: answer != Fenced::Applied
+                    && self.issued_after(change.fence(), row.map_or(0, |row| row.revision)),
+                lease,
+                // Where there is none, all is refused.
+                write: row.zip(next).map(|(row, next)| amended(row, next, until)),
+                answer,
+            }
+        };
+        let mut effort = self.effort();
+        let remembered = self.seen.written(identity).map(|row| Found {
+            revision: row.revision,
+            row: Some(Box::new(row)),
+            is_remembered: true,
+        });
+        let pursued = self.pursue(&mut effort, identity, remembered, decide);
+        let (fenced, _) = pursued.await?;
+        undoubted(change, fenced, effort.in_doubt())
+    }
+
+    /// The record itself, past its retention or not.
+    pub(super) async fn row(&self, identity: &IdentityDigest) -> Result<Option<Box<Row>>> {
+        let found = self.read(&mut self.effort(), identity).await?;
+        if let Some(row) = &found.row {
+            self.seen.left(identity, row);
         }
-        Err(StoreError::new(
-            StoreErrorKind::TooLarge,
-            format!(
-                "the record has {len} bytes, this NATS server or bucket takes {limit}: raise \
-                 max_payload, or keep less"
-            ),
-        ))
+        Ok(found.row)
+    }
+
+    /// Decides what becomes of what was found, and writes that if nobody came in between; otherwise reads,
+    /// and decides anew. With the answer: the attempt as it was written.
+    async fn pursue<T>(
+        self: &Arc<Self>,
+        effort: &mut Effort,
+        identity: &IdentityDigest,
+        mut known: Option<Found>,
+        decide: impl Fn(Option<&Row>, Option<&Record>, Timestamp) -> Decided<T>,
+    ) -> Result<(T, Option<Acquired>)> {
+        let mut stale = 0;
+        loop {
+            let found = match known.take() {
+                Some(found) => found,
+                None => self.read(effort, identity).await?,
+            };
+            let row = found.row.as_deref();
+            let now = self.now();
+            let left = match row {
+                None => Some(Duration::ZERO),
+                Some(row) => self.seen.left(identity, row),
+            };
+            let Some(left) = left else {
+                // It is known to have changed since.
+                if !found.is_remembered {
+                    stale += 1;
+                    // A server that lost messages (a backup restored) stays behind, and is believed in
+                    // the end.
+                    if stale > STALE_READS {
+                        self.seen.unsee(identity);
+                    }
+                    effort.pause(contended()).await?;
+                }
+                continue;
+            };
+            let record = row.map(|row| judged(&row.entry.record, now, left));
+            let decided = decide(row, record.as_ref(), now);
+            let Some((label, next)) = decided.write else {
+                if found.is_remembered {
+                    continue;
+                }
+                if decided.is_behind && stale < STALE_READS {
+                    stale += 1;
+                    effort.pause(contended()).await?;
+                    continue;
+                }
+                return Ok((decided.answer, None));
+            };
+            let lease = decided.lease.unwrap_or_default().max(left);
+            let held = row.map(|row| &row.entry.record);
+            let written = self.write(effort, label, next, found.revision, held, lease);
+            if let Some(acquired) = written.await? {
+                return Ok((decided.answer, Some(acquired)));
+            }
+            // What is remembered may just be old: it is read at once.
+            if !found.is_remembered {
+                effort.pause(contended()).await?;
+            }
+        }
     }
 
     /// Reads until there is an answer, or the call's time is over.
     async fn read(&self, effort: &mut Effort, identity: &IdentityDigest) -> Result<Found> {
-        let link = &self.shared.link;
+        let link = &self.link;
         let read = link.ask(effort, |patience| link.read(identity, patience));
         self.found(identity, read.await?)
     }
@@ -98,355 +232,99 @@ impl NatsStore {
         identity: &IdentityDigest,
         message: Option<async_nats::jetstream::message::StreamMessage>,
     ) -> Result<Found> {
-        let Some(message) = message else {
-            return Ok(Found::Nothing(0));
+        let mut found = Found {
+            revision: 0,
+            row: None,
+            is_remembered: false,
         };
-        let stored = timestamp(message.time);
-        self.shared.clock.reached(stored);
-        if message.headers.get("KV-Operation").is_some() {
-            return Ok(Found::Nothing(message.sequence));
+        if let Some(message) = message {
+            let stored = timestamp(message.time);
+            self.clock.reached(stored);
+            found.revision = message.sequence;
+            let (revision, headers) = (message.sequence, Some(&message.headers));
+            found.row = frame::decode(identity, revision, stored, headers, &message.payload)?;
         }
-        frame::decode(identity, message.sequence, stored, &message.payload)
-            .map(|row| Found::Row(Box::new(row)))
+        Ok(found)
     }
 
-    /// The record as the protocol is to see it: its lease ends when this handle has seen it
-    /// unchanged for as long, not when a clock says so. `None`: it is known to have changed since.
-    fn judged(
-        &self,
-        identity: &IdentityDigest,
-        row: &Row,
-        now: Timestamp,
-    ) -> Option<(Record, Left)> {
-        let left = self.shared.seen.left(identity, row)?;
-        let mut record = row.entry.record.clone();
-        if record.state == State::InFlight {
-            record.lease_until = now.after(left.longest);
-        }
-        Some((record, left))
-    }
-
-    /// What was read is behind: it is to be read again, a little later. A server that lost messages
-    /// (a backup restored) stays behind, and is believed in the end.
-    async fn behind(
-        &self,
-        effort: &mut Effort,
-        stale: &mut u32,
-        identity: &IdentityDigest,
-    ) -> Result<()> {
-        *stale += 1;
-        if *stale > STALE_READS {
-            self.shared.seen.unsee(identity);
-        }
-        effort.pause(contended()).await
-    }
-
-    /// The record itself, past its retention or not.
-    pub(super) async fn row(&self, identity: &IdentityDigest) -> Result<Option<Box<Row>>> {
-        let mut effort = self.effort();
-        match self.read(&mut effort, identity).await? {
-            Found::Nothing(_) => Ok(None),
-            Found::Row(row) => {
-                self.shared.seen.left(identity, &row);
-                Ok(Some(row))
-            }
-        }
-    }
-
-    pub(super) async fn claim_step(
-        &self,
-        identity: &Identity,
-        request: &ClaimRequest,
-    ) -> Result<Claim> {
-        let digest = identity.digest();
-        let mut effort = self.effort();
-        // One that is new, as far as this handle knows, is made and looked for at the same time.
-        // One that it has met is looked at first.
-        let (mut early, mut stale) = (None, 0);
-        if !self.shared.seen.knows(digest) {
-            match self.create(&mut effort, identity, request).await? {
-                (Some(claim), _) => return Ok(claim),
-                (None, found) => early = found,
-            }
-        }
-        loop {
-            let found = match early.take() {
-                Some(found) => found,
-                None => self.read(&mut effort, digest).await?,
-            };
-            let row = match found {
-                // Never taken as free: only the server's word for the write makes it ours.
-                Found::Nothing(0) => {
-                    effort.pause(contended()).await?;
-                    match self.create(&mut effort, identity, request).await? {
-                        (Some(claim), _) => return Ok(claim),
-                        (None, found) => early = found,
-                    }
-                    continue;
-                }
-                Found::Nothing(revision) => Err(revision),
-                Found::Row(row) => Ok(row),
-            };
-            let now = self.shared.now();
-            let judged = match &row {
-                Err(_) => None,
-                Ok(row) => match self.judged(digest, row, now) {
-                    Some((record, _)) => Some(record),
-                    None => {
-                        self.behind(&mut effort, &mut stale, digest).await?;
-                        continue;
-                    }
-                },
-            };
-            let decision = record::claim(judged.as_ref(), request, now, Fence(0));
-            let Some(mut next) = decision.write else {
-                if let (Claim::Acquired(_), Ok(row)) = (&decision.claim, row) {
-                    // Its own, sent again: the steps after it are this handle's.
-                    self.shared.seen.remember(digest, *row);
-                }
-                return Ok(decision.claim);
-            };
-            let expected = row.as_ref().map_or_else(|mark| *mark, |row| row.revision);
-            let took_over = next.token.nonce == request.nonce && next.state == State::InFlight;
-            if took_over {
-                let label = Label::from(identity);
-                let put = self.acquire(&mut effort, label, request, next, expected);
-                if let Some(claim) = put.await? {
-                    return Ok(claim);
-                }
-            } else if let Ok(row) = row {
-                // Found unknown: its lease ended when it ended.
-                next.lease_until = row.entry.record.lease_until;
-                if self
-                    .write(&mut effort, digest, &row, next, row.lease)
-                    .await?
-                {
-                    return Ok(decision.claim);
-                }
-            }
-            effort.pause(contended()).await?;
-        }
-    }
-
-    /// Claims an identity that nobody has, and reads it at the same time: where it is taken, the
-    /// answer is there after one round trip. `None`: not acquired; with what was found.
-    async fn create(
-        &self,
-        effort: &mut Effort,
-        identity: &Identity,
-        request: &ClaimRequest,
-    ) -> Result<(Option<Claim>, Option<Found>)> {
-        let digest = identity.digest();
-        let now = self.shared.now();
-        let Some(next) = record::claim(None, request, now, Fence(0)).write else {
-            return Err(contended());
-        };
-        let mut reading = pin!(self.shared.link.read(digest, effort.patience()));
-        let mut read = None;
-        let acquired = {
-            let mut writing = pin!(self.acquire(effort, Label::from(identity), request, next, 0));
-            loop {
-                tokio::select! {
-                    biased;
-                    acquired = &mut writing => break acquired?,
-                    found = &mut reading, if read.is_none() => read = Some(found),
-                }
-            }
-        };
-        if acquired.is_some() {
-            return Ok((acquired, None));
-        }
-        let read = match read {
-            Some(read) => read,
-            None => reading.await,
-        };
-        match read {
-            // Sent before the write was refused, it may have come before the winner's record.
-            Ok(None) | Err(_) => Ok((None, None)),
-            Ok(message) => Ok((None, Some(self.found(digest, message)?))),
-        }
-    }
-
-    /// Writes a claim. `None`: not stored, or not known to be.
-    async fn acquire(
-        &self,
-        effort: &mut Effort,
-        label: Label,
-        request: &ClaimRequest,
-        mut next: Record,
-        expected: u64,
-    ) -> Result<Option<Claim>> {
-        let base = self.shared.base(effort).await?;
-        next.token.fence = Fence(base);
-        let digest = label.digest;
-        let entry = Entry {
-            label,
-            record: next,
-        };
-        let write = Write {
-            identity: &digest,
-            expected,
-            value: frame::encode(&entry, request.lease, Meant::WithSequence),
-        };
-        let sent = Instant::now();
-        let Some(Put::Stored(revision)) = self.put(effort, &write).await? else {
-            return Ok(None);
-        };
-        let mut row = Row {
-            revision,
-            stored: None,
-            lease: request.lease,
-            entry,
-        };
-        row.entry.record.token.fence = Fence(base.saturating_add(revision));
-        let acquired = row.entry.record.acquired();
-        self.shared.seen.wrote(&digest, row, sent);
-        Ok(Some(Claim::Acquired(acquired)))
-    }
-
-    /// Writes a record at the row's revision. `false`: not stored, or not known to be.
-    async fn replace(
-        &self,
-        effort: &mut Effort,
-        identity: &IdentityDigest,
-        row: &Row,
-        mut entry: Entry,
-        lease: Duration,
-        meant: Meant,
-    ) -> Result<bool> {
-        let write = Write {
-            identity,
-            expected: row.revision,
-            value: frame::encode(&entry, lease, meant),
-        };
-        let sent = Instant::now();
-        let Some(Put::Stored(revision)) = self.put(effort, &write).await? else {
-            self.shared.seen.forget(identity);
-            return Ok(false);
-        };
-        if meant == Meant::WithSequence {
-            let fence = &mut entry.record.token.fence;
-            *fence = Fence(fence.0.saturating_add(revision));
-        }
-        if matches!(
-            entry.record.state.kind(),
-            StateKind::InFlight | StateKind::Unknown
-        ) {
-            let row = Row {
-                revision,
-                stored: None,
-                lease,
-                entry,
-            };
-            self.shared.seen.wrote(identity, row, sent);
-        } else {
-            self.shared.seen.settled(identity, revision, sent);
-        }
-        Ok(true)
-    }
-
-    /// A change of the record as this handle last wrote it, or as it is read.
-    pub(super) async fn change_step(
-        &self,
-        identity: &IdentityDigest,
-        change: &Change,
-    ) -> Result<Fenced> {
-        // What a renewal asks for.
-        let lease = match change {
-            Change::Held(_, Update::Renew(lease)) => Some(*lease),
-            _ => None,
-        };
-        let fence = change.fence();
-        let mut effort = self.effort();
-        let mut known = self.shared.seen.written(identity);
-        let mut stale = 0;
-        loop {
-            let remembered = known.is_some();
-            let row = match known.take() {
-                Some(row) => Some(Box::new(row)),
-                None => match self.read(&mut effort, identity).await? {
-                    Found::Nothing(_) => None,
-                    Found::Row(row) => Some(row),
-                },
-            };
-            let now = self.shared.now();
-            let judged = match &row {
-                None => None,
-                Some(row) => match self.judged(identity, row, now) {
-                    Some(judged) => Some(judged),
-                    None if remembered => continue,
-                    None => {
-                        self.behind(&mut effort, &mut stale, identity).await?;
-                        continue;
-                    }
-                },
-            };
-            let record = judged.as_ref().map(|(record, _)| record);
-            let decided = change.decide(record, now, Fence(0));
-            let (row, left, next) = match (decided, row, judged) {
-                (Ok(Some(next)), Some(row), Some((_, left)))
-                    // A renewal that asks for less than is certainly left changes nothing.
-                    if lease.is_none_or(|lease| lease > left.shortest) =>
-                {
-                    (row, left, next)
-                }
-                // What is refused, or done already, is never said by what is remembered.
-                _ if remembered => continue,
-                (Ok(_), ..) => return Ok(Fenced::Applied),
-                (Err(refusal), row, _) => {
-                    // A leader that is new may answer as of a moment ago. The fence tells: it holds
-                    // the sequence of its claim.
-                    let sequence = row.map_or(0, |row| row.revision);
-                    if stale < STALE_READS && self.shared.issued_after(fence, sequence) {
-                        stale += 1;
-                        effort.pause(contended()).await?;
-                        continue;
-                    }
-                    return undoubted(change, refusal.into(), effort.in_doubt());
-                }
-            };
-            let mut next = next;
-            let length = match lease {
-                Some(lease) => lease.max(left.longest),
-                None => {
-                    // The judged end was made up for the decision.
-                    next.lease_until = row.entry.record.lease_until;
-                    // Other changes do not prolong it.
-                    left.longest
-                }
-            };
-            if self
-                .write(&mut effort, identity, &row, next, length)
-                .await?
-            {
-                return Ok(Fenced::Applied);
-            }
-            if !remembered {
-                effort.pause(contended()).await?;
-            }
-        }
-    }
-
-    /// Writes what a step by a token makes of a row. `false`: not stored, or not known to be.
+    /// Writes a record once, where the key's last message is `expected`. Gives its attempt as it is stored;
+    /// `None`: it is not, or is not known to be.
+    ///
+    /// `replaced`: the record before. The fence of another token is that of the message.
     async fn write(
         &self,
         effort: &mut Effort,
-        identity: &IdentityDigest,
-        row: &Row,
+        label: Label,
         mut next: Record,
+        expected: u64,
+        replaced: Option<&Record>,
         lease: Duration,
-    ) -> Result<bool> {
-        let mut meant = Meant::Said;
-        if next.token != row.entry.record.token {
-            // A resolution: its fence is its own message's.
-            next.token.fence = Fence(self.shared.base(effort).await?);
-            meant = Meant::WithSequence;
+    ) -> Result<Option<Acquired>> {
+        let is_new = replaced.is_none_or(|replaced| replaced.token != next.token);
+        if is_new {
+            next.token.fence = Fence(self.base(effort).await?);
         }
-        let entry = Entry {
-            label: row.entry.label.clone(),
+        let identity = label.digest;
+        let mut entry = Entry {
+            label,
             record: next,
         };
-        self.replace(effort, identity, row, entry, lease, meant)
-            .await
+        let value = frame::encode(&entry, lease, is_new);
+        let link = &self.link;
+        let connected = link.connected(effort.until).await;
+        connected.map_err(|e| effort.failed(e))?;
+        let put = link.put(&identity, expected, value, effort.patience());
+        let stored = match put.await {
+            Ok(stored) => stored,
+            Err(Trouble::Silence(e)) => {
+                effort.unheard(e);
+                None
+            }
+            Err(Trouble::Nobody(e)) => {
+                // The bucket may have been made anew: its fences begin elsewhere then.
+                self.base_is_old();
+                effort.pause(e).await?;
+                None
+            }
+            Err(Trouble::Final(e)) => return Err(effort.failed(e)),
+        };
+        let Some(revision) = stored else {
+            self.seen.forget(&identity);
+            return Ok(None);
+        };
+        let record = &mut entry.record;
+        if is_new {
+            record.token.fence = Fence(record.token.fence.0.saturating_add(revision));
+        }
+        let acquired = record.acquired();
+        let row = Row {
+            revision,
+            stored: None,
+            lease,
+            entry,
+        };
+        self.seen.wrote(&identity, row);
+        Ok(Some(acquired))
     }
+}
+
+/// The record as the protocol is to see it: its lease ends when this handle has seen it unchanged for
+/// as long, not when a clock says so.
+fn judged(record: &Record, now: Timestamp, left: Duration) -> Record {
+    let mut judged = record.clone();
+    if judged.state == State::InFlight {
+        judged.lease_until = now.after(left);
+    }
+    judged
+}
+
+/// A record in a row's place, by another step than a claim. Its lease ends when it did, or where a renewal says
+/// so, at `until`: the judged end was made up for the decision.
+fn amended(row: &Row, next: Record, until: Option<Timestamp>) -> (Label, Record) {
+    let before = row.entry.record.lease_until;
+    let next = Record {
+        lease_until: until.map_or(before, |until| until.max(before)),
+        ..next
+    };
+    (row.entry.label.clone(), next)
 }

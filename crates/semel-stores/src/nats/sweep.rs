@@ -11,11 +11,11 @@
 use semel::Timestamp;
 use semel::store::{Purged, Result};
 
-use super::NatsStore;
 use super::clock::Mark;
 use super::link::timestamp;
-use super::removal::{Pass, Removals};
-use super::scan::{Held, Scan};
+use super::removal::Removals;
+use super::scan::Scan;
+use super::shared::Shared;
 
 /// Messages from `first` on and before `end`; none of them may go before `due`.
 #[derive(Debug, Clone, Copy)]
@@ -51,18 +51,20 @@ struct Purge {
     purged: Purged,
     /// By it nothing is removed early, whatever other steps read meanwhile.
     time: Mark,
-    pass: Pass,
+    /// The messages that it met for the first time, ascending; they begin at `from`.
+    passed: Vec<u64>,
+    from: u64,
 }
 
-impl NatsStore {
+impl Shared {
     pub(super) async fn sweep(&self, limit: usize) -> Result<Purged> {
-        let mut sweep = self.shared.sweep.lock().await;
+        let mut sweep = self.sweep.lock().await;
         let mut effort = self.effort();
-        let info = self.shared.refresh(&mut effort).await?;
-        let time = self.shared.time(&mut effort).await?;
+        let info = self.refresh(&mut effort).await?;
+        let time = self.time(&mut effort).await?;
         // What comes after the purge began is the next one's: others write on and on.
         let end = info.state.last_sequence + 1;
-        let of = (timestamp(info.created), self.shared.link.losses());
+        let of = (timestamp(info.created), self.link.losses());
         if sweep.of != of || end < sweep.tail {
             *sweep = Sweep {
                 of,
@@ -77,7 +79,8 @@ impl NatsStore {
             limit,
             purged,
             time,
-            pass: Pass::new(sweep.tail.max(1)),
+            passed: Vec::new(),
+            from: sweep.tail.max(1),
         };
         let mut at = 0;
         while let Some(stretch) = sweep.known.get(at).copied() {
@@ -114,50 +117,50 @@ impl NatsStore {
         part: Part,
         purge: &mut Purge,
     ) -> Result<Stretch> {
-        let mut scan = Scan::new(&self.shared, self.effort(), first, end);
-        let mut read = Stretch {
-            first,
-            end: first,
-            due: Timestamp::MAX,
-        };
-        let done = self.read_part(&mut scan, part, &mut read, purge).await;
+        let mut scan = Scan::new(self, self.effort(), first, end);
+        let read = self.read_part(&mut scan, first, part, purge).await;
         scan.end().await;
-        done.map(|()| read)
+        read
     }
 
     async fn read_part(
         &self,
         scan: &mut Scan<'_>,
+        first: u64,
         part: Part,
-        read: &mut Stretch,
         purge: &mut Purge,
-    ) -> Result<()> {
+    ) -> Result<Stretch> {
         // A part of the tail is as long as is worth remembering by itself.
         const LONGEST: usize = 1_024;
         let mut messages = 0;
+        let mut read = Stretch {
+            first,
+            end: first,
+            due: Timestamp::MAX,
+        };
         loop {
             let batch = scan.batch().await?;
             let now = purge.time.now();
             let mut removals = Removals::default();
             for met in batch {
-                let purge_at = match &met.held {
-                    Held::Record(row) => row.entry.record.purge_at,
+                let purge_at = match &met.row {
+                    Ok(Some(row)) => row.entry.record.purge_at,
                     // Not known to be past anything: what is damaged stays.
-                    Held::Mark | Held::Damaged(_) => Timestamp::MAX,
+                    Ok(None) | Err(_) => Timestamp::MAX,
                 };
                 let ended = now >= purge_at;
                 if ended && purge.purged.removed + removals.records >= purge.limit {
                     purge.purged.removed += self.remove(std::mem::take(&mut removals)).await?;
                     if purge.purged.removed >= purge.limit {
                         purge.purged.more = true;
-                        return Ok(());
+                        return Ok(read);
                     }
                 }
                 if part == Part::Tail {
-                    removals.replaced_by(&met, &purge.pass);
-                    purge.pass.meets(&met);
+                    removals.replaced_by(&met, (purge.from, &purge.passed));
+                    purge.passed.push(met.sequence);
                 }
-                if ended || matches!(met.held, Held::Mark) {
+                if ended || matches!(met.row, Ok(None)) {
                     removals.add(&met, ended);
                 } else {
                     read.due = read.due.min(purge_at);
@@ -169,7 +172,7 @@ impl NatsStore {
             // Also past what was removed, or is not ours.
             read.end = scan.reached();
             if scan.is_over() || (part == Part::Tail && messages >= LONGEST) {
-                return Ok(());
+                return Ok(read);
             }
         }
     }

@@ -1,97 +1,51 @@
 //! One consumer per handle that tells of changes, while somebody waits.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, push};
 use futures_util::StreamExt as _;
-use parking_lot::Mutex;
-use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::sync::Notify;
+use tokio::time::{Instant, timeout};
 
 use super::link::timestamp;
 use super::shared::Shared;
+use crate::common::Waiters;
+use crate::common::subscription::{Listen, Up};
 
 /// How long the consumer is kept after the last wait.
 const LINGER: Duration = Duration::from_secs(10);
 const HEARTBEAT: Duration = Duration::from_secs(5);
 
-#[derive(Default)]
-pub(super) struct Watch {
-    waits: AtomicUsize,
-    task: Mutex<Option<JoinHandle<()>>>,
+/// Follows the bucket for those who wait.
+pub(super) struct Listener {
+    /// Who no longer has the store follows nothing.
+    pub(super) shared: Weak<Shared>,
+    pub(super) waiters: Arc<Waiters>,
+    /// Told by each look of a waiter.
+    pub(super) looks: Arc<Notify>,
 }
 
-impl Watch {
-    /// Ends the task.
-    pub(super) fn stop(&self) {
-        if let Some(task) = self.task.lock().take() {
-            task.abort();
+impl Listen for Listener {
+    async fn listen(&self, up: &Up, _times: usize) {
+        while self.waiters.is_empty() {
+            self.looks.notified().await;
+        }
+        if let Some(shared) = self.shared.upgrade() {
+            follow(&shared, up).await;
         }
     }
 }
 
-impl Drop for Watch {
-    fn drop(&mut self) {
-        self.stop();
-    }
-}
-
-/// A wait under way.
-pub(super) struct Watching(Arc<Shared>);
-
-impl Drop for Watching {
-    fn drop(&mut self) {
-        self.0.watch.waits.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
-/// Joins those who wait.
-pub(super) fn join(shared: &Arc<Shared>) -> Watching {
-    shared.watch.waits.fetch_add(1, Ordering::SeqCst);
-    Watching(shared.clone())
-}
-
-/// Starts the task where there is none. For each look of a waiter: the runtime of the one that began may have
-/// ended since.
-pub(super) fn start(shared: &Arc<Shared>) {
-    let mut task = shared.watch.task.lock();
-    // A task that is about to end takes this lock before it does.
-    if task.as_ref().is_none_or(JoinHandle::is_finished) {
-        let weak = Arc::downgrade(shared);
-        *task = Some(tokio::spawn(async move {
-            while let Some(shared) = weak.upgrade() {
-                watch_once(&shared).await;
-                if idle(&shared) {
-                    return;
-                }
-                drop(shared);
-                sleep(Duration::from_millis(50)).await;
-            }
-        }));
-    }
-}
-
-/// Whether nobody waits; then the next wait starts a task of its own.
-fn idle(shared: &Shared) -> bool {
-    let mut task = shared.watch.task.lock();
-    let idle = shared.watch.waits.load(Ordering::SeqCst) == 0;
-    if idle {
-        *task = None;
-    }
-    idle
-}
-
 /// Makes a consumer and follows it until it fails, or nobody has waited for a while.
-async fn watch_once(shared: &Shared) {
+async fn follow(shared: &Shared, up: &Up) {
     let link = &shared.link;
-    let until = Instant::now() + link.timeout();
+    let until = Instant::now() + link.timeout;
     if link.connected(until).await.is_err() {
         return;
     }
     let config = push::Config {
-        deliver_subject: link.client().new_inbox(),
+        deliver_subject: link.client.new_inbox(),
         deliver_policy: DeliverPolicy::New,
         ack_policy: AckPolicy::None,
         headers_only: true,
@@ -102,8 +56,8 @@ async fn watch_once(shared: &Shared) {
         ..push::Config::default()
     };
     let (losses, asked) = (link.losses(), Instant::now());
-    let created = link.stream().create_consumer(config);
-    let Ok(Ok(consumer)) = link.answered(link.timeout(), created).await else {
+    let created = link.stream.create_consumer(config);
+    let Ok(Ok(consumer)) = link.answered(link.timeout, created).await else {
         return;
     };
     shared
@@ -112,8 +66,7 @@ async fn watch_once(shared: &Shared) {
     let Ok(mut messages) = consumer.messages().await else {
         return;
     };
-    // What changed before there was a consumer was told to nobody.
-    shared.waiters.wake_all();
+    up.begins();
     let mut count = 0;
     loop {
         let next = link.answered(LINGER, messages.next()).await;
@@ -135,11 +88,11 @@ async fn watch_once(shared: &Shared) {
                 }
             }
             // Nothing has changed for long.
-            Err(_) if shared.watch.waits.load(Ordering::SeqCst) > 0 => {}
+            Err(_) if !shared.waiters.is_empty() => {}
             // Nobody waits, or its heartbeat has stopped.
             _ => break,
         }
     }
     let name = &consumer.cached_info().name;
-    let _ = timeout(Duration::from_secs(1), link.stream().delete_consumer(name)).await;
+    let _ = timeout(Duration::from_secs(1), link.stream.delete_consumer(name)).await;
 }

@@ -49,27 +49,45 @@ pub(super) fn next(error: &RedisError) -> Next {
     }
 }
 
-/// Server errors after which nothing was written, and which pass.
-const PASSING: [&str; 8] = [
-    "LOADING",
-    "BUSY",
-    "TRYAGAIN",
-    "CLUSTERDOWN",
-    "MASTERDOWN",
-    "NOREPLICAS",
-    "READONLY",
-    "ASK",
-];
+const FOR_NOW: &str = "redis refuses the step for now";
+const LOGIN: &str = "redis refuses the user name and password of the URL, or wants some";
+const CLUSTER: &str = "the server is a node of a Cluster: open it as redis-cluster://";
 
-/// Server errors that somebody must mend.
-const SETTINGS: [&str; 6] = [
-    "NOAUTH",
-    "WRONGPASS",
-    "NOPERM",
-    "CROSSSLOT",
-    "DENIED",
-    "NOPROTO",
-];
+/// What the codes of server errors mean. After none of them anything was written.
+const CODES: [(&str, StoreErrorKind, &str); 17] = {
+    use StoreErrorKind::{Capacity, Config, Corrupt, NotApplied};
+    const MEMORY: &str = "redis has no memory left (its setting maxmemory), and refuses writes";
+    const DISK: &str = "redis cannot write to its disk, and refuses writes";
+    const NOT_ALLOWED: &str = "redis does not allow its user one of the commands, keys or channels that \
+                               are needed: docs/stores/redis.md lists them";
+    const PROTECTED: &str = "redis is in protected mode: give it a password, or turn it off";
+    const NO_RECORD: &str = "a key of the prefix holds no record of this version";
+    [
+        ("OOM", Capacity, MEMORY),
+        ("MISCONF", Capacity, DISK),
+        // These pass.
+        ("LOADING", NotApplied, FOR_NOW),
+        ("BUSY", NotApplied, FOR_NOW),
+        ("TRYAGAIN", NotApplied, FOR_NOW),
+        ("CLUSTERDOWN", NotApplied, FOR_NOW),
+        ("MASTERDOWN", NotApplied, FOR_NOW),
+        ("NOREPLICAS", NotApplied, FOR_NOW),
+        ("READONLY", NotApplied, FOR_NOW),
+        ("ASK", NotApplied, FOR_NOW),
+        // These somebody must mend.
+        ("NOAUTH", Config, LOGIN),
+        ("WRONGPASS", Config, LOGIN),
+        ("NOPERM", Config, NOT_ALLOWED),
+        (
+            "CROSSSLOT",
+            Config,
+            "redis takes one key per script for several",
+        ),
+        ("DENIED", Config, PROTECTED),
+        ("NOPROTO", Config, LOGIN),
+        ("WRONGTYPE", Corrupt, NO_RECORD),
+    ]
+};
 
 /// The error for a caller whose step was sent; `before` says that it had been sent once before, and
 /// got no answer.
@@ -103,73 +121,32 @@ pub(super) fn is_replica(error: &StoreError) -> bool {
 }
 
 fn meaning(error: &RedisError, effect: Effect) -> (StoreErrorKind, String) {
-    let one_of = |codes: &[&'static str]| codes.iter().find(|code| says(error, code)).copied();
-    if let Some(code) = one_of(&["OOM", "MISCONF"]) {
-        let why = match code {
-            "OOM" => "has no memory left (its setting maxmemory)",
-            _ => "cannot write to its disk (MISCONF)",
-        };
-        return (
-            StoreErrorKind::Capacity,
-            format!("redis {why}, and refuses writes"),
-        );
-    }
-    if let Some(code) = one_of(&PASSING) {
-        let message = format!("redis refuses the step for now ({code})");
-        return (StoreErrorKind::NotApplied, message);
-    }
+    use StoreErrorKind::{Config, NotApplied, Unknown};
+
     // What a command within a script was not allowed to do has no code of its own.
     let within = error
         .detail()
         .is_some_and(|detail| detail.contains("The user executing the script can't"));
-    if let Some(code) = one_of(&SETTINGS).or(within.then_some("NOPERM")) {
-        let message = match code {
-            "NOPERM" => {
-                "redis does not allow its user one of the commands, keys or channels that are \
-                 needed: docs/stores/redis.md lists them (NOPERM)"
-            }
-            "CROSSSLOT" => "redis takes one key per script for several (CROSSSLOT)",
-            "DENIED" => "redis is in protected mode: give it a password, or turn it off (DENIED)",
-            _ => "redis refuses the user name and password of the URL, or wants some",
-        };
-        return (StoreErrorKind::Config, message.into());
+    let is_it = |code| says(error, code) || (within && code == "NOPERM");
+    if let Some((code, kind, message)) = CODES.into_iter().find(|(code, ..)| is_it(code)) {
+        return (kind, format!("{message} ({code})"));
     }
-    if says(error, "WRONGTYPE") {
-        return (
-            StoreErrorKind::Corrupt,
-            "a key of the prefix holds no record of this version".into(),
-        );
-    }
-    match error.kind() {
-        ErrorKind::AuthenticationFailed => (
-            StoreErrorKind::Config,
-            "redis refuses the user name and password of the URL, or wants some".into(),
-        ),
-        ErrorKind::Server(ServerErrorKind::Moved) => (
-            StoreErrorKind::Config,
-            "the server is a node of a Cluster: open it as redis-cluster://".into(),
-        ),
-        ErrorKind::InvalidClientConfig | ErrorKind::RESP3NotSupported => (
-            StoreErrorKind::Config,
-            "the connection to redis cannot be made as asked".into(),
-        ),
-        ErrorKind::ClusterConnectionNotFound => (
-            StoreErrorKind::NotApplied,
-            "no node of the cluster can be reached".into(),
-        ),
-        kind => {
-            let what = match kind {
-                ErrorKind::Io => "the connection to redis broke",
-                ErrorKind::Parse => "redis answered something that is not its protocol",
-                _ => "redis answered an error that is not known",
-            };
-            match effect {
-                Effect::Read => (StoreErrorKind::NotApplied, what.into()),
-                Effect::Write => (
-                    StoreErrorKind::Unknown,
-                    format!("{what}; the step may have happened"),
-                ),
-            }
+    let (kind, message) = match error.kind() {
+        ErrorKind::AuthenticationFailed => (Config, LOGIN),
+        ErrorKind::Server(ServerErrorKind::Moved) => (Config, CLUSTER),
+        ErrorKind::InvalidClientConfig | ErrorKind::RESP3NotSupported => {
+            (Config, "the connection to redis cannot be made as asked")
         }
+        ErrorKind::ClusterConnectionNotFound => {
+            (NotApplied, "no node of the cluster can be reached")
+        }
+        ErrorKind::Io => (Unknown, "the connection to redis broke"),
+        ErrorKind::Parse => (Unknown, "redis answered something that is not its protocol"),
+        _ => (Unknown, "redis answered an error that is not known"),
+    };
+    match (kind, effect) {
+        (Unknown, Effect::Write) => (kind, format!("{message}; the step may have happened")),
+        (Unknown, Effect::Read) => (NotApplied, message.into()),
+        _ => (kind, message.into()),
     }
 }

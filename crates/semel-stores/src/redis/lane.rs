@@ -2,7 +2,6 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 
 use parking_lot::Mutex;
 use redis::RedisResult;
@@ -18,106 +17,72 @@ use super::wire::{Wire, checked};
 pub(super) struct Maker {
     pub(super) target: Target,
     pub(super) scripts: Scripts,
-    pub(super) timeout: Duration,
 }
 
-/// How an attempt to connect ended.
-type Ended = Option<RedisResult<()>>;
+/// A connection that is being made, was made or could not be. It is known from the one made after it by its
+/// channel.
+#[derive(Clone)]
+pub(super) struct Made(watch::Receiver<Option<RedisResult<Wire>>>);
+
+impl Made {
+    /// The connection; `None` where its runtime ended before it was made.
+    pub(super) async fn wire(&mut self) -> Option<RedisResult<Wire>> {
+        let made = self.0.wait_for(Option::is_some).await;
+        made.ok().and_then(|made| made.clone())
+    }
+
+    fn is_usable(&self) -> bool {
+        // First: who tells goes away only after it was told.
+        let is_coming = self.0.has_changed().is_ok();
+        match &*self.0.borrow() {
+            Some(made) => made.is_ok(),
+            None => is_coming,
+        }
+    }
+}
 
 #[derive(Default)]
-enum State {
-    #[default]
-    Down,
-    /// Somebody connects, and tells all who wait.
-    Connecting(watch::Receiver<Ended>),
-    /// The number tells a connection from the one made after it.
-    Up(u64, Wire),
-}
-
-#[derive(Default)]
-pub(super) struct Lane {
-    // With the number of the last connection.
-    state: Mutex<(State, u64)>,
-}
+pub(super) struct Lane(Mutex<Option<Made>>);
 
 impl Lane {
-    /// The connection, and its number.
+    /// The connection, made if there is none.
     ///
     /// It is made in a task of its own: a caller that gives up does not stop it, and the next one
     /// need not begin again.
-    pub(super) async fn wire(self: &Arc<Self>, maker: &Arc<Maker>) -> RedisResult<(u64, Wire)> {
-        loop {
-            let mut ended = {
-                let mut state = self.state.lock();
-                match &state.0 {
-                    State::Up(number, wire) => return Ok((*number, wire.clone())),
-                    State::Connecting(ended) => ended.clone(),
-                    State::Down => {
-                        let (tell, ended) = watch::channel(None);
-                        state.0 = State::Connecting(ended.clone());
-                        tokio::spawn(self.clone().connect(maker.clone(), tell));
-                        ended
-                    }
-                }
-            };
-            let gone = match ended.wait_for(Option::is_some).await.as_deref() {
-                Ok(Some(Err(error))) => return Err(error.clone()),
-                Ok(_) => false,
-                // Its runtime is gone, and the task with it.
-                Err(_) => true,
-            };
-            let mut state = self.state.lock();
-            if gone && matches!(&state.0, State::Connecting(other) if other.same_channel(&ended)) {
-                state.0 = State::Down;
-            }
+    pub(super) fn latest(&self, maker: &Arc<Maker>) -> Made {
+        let mut latest = self.0.lock();
+        if let Some(made) = latest.as_ref().filter(|made| made.is_usable()) {
+            return made.clone();
         }
-    }
-
-    async fn connect(self: Arc<Self>, maker: Arc<Maker>, tell: watch::Sender<Ended>) {
-        // The parts have limits of their own; this is for a server that takes connections, and
-        // answers nothing.
-        let made = timeout(maker.timeout * 2, maker.make()).await;
-        let made = made.unwrap_or_else(|_| {
-            let silent = "no connection was made in time";
-            Err(io::Error::new(io::ErrorKind::TimedOut, silent).into())
-        });
-        let ended = match made {
-            Ok(wire) => {
-                let mut state = self.state.lock();
-                state.1 += 1;
-                state.0 = State::Up(state.1, wire);
-                Ok(())
-            }
-            Err(error) => {
-                self.put(State::Down);
-                Err(error)
-            }
-        };
-        tell.send_replace(Some(ended));
-    }
-
-    fn put(&self, state: State) {
-        self.state.lock().0 = state;
+        let (tell, made) = watch::channel(None);
+        let maker = maker.clone();
+        tokio::spawn(async move { tell.send_replace(Some(maker.connect().await)) });
+        latest.insert(Made(made)).clone()
     }
 
     /// Forgets this connection, unless another one has taken its place.
-    pub(super) fn forget(&self, number: u64) {
-        let mut state = self.state.lock();
-        if matches!(&state.0, State::Up(standing, _) if *standing == number) {
-            state.0 = State::Down;
-        }
+    pub(super) fn forget(&self, made: &Made) {
+        let mut latest = self.0.lock();
+        latest.take_if(|latest| latest.0.same_channel(&made.0));
     }
 
     /// Forgets the connection.
-    pub(super) fn drop_wire(&self) {
-        let mut state = self.state.lock();
-        if matches!(&state.0, State::Up(..)) {
-            state.0 = State::Down;
-        }
+    pub(super) fn clear(&self) {
+        *self.0.lock() = None;
     }
 }
 
 impl Maker {
+    async fn connect(&self) -> RedisResult<Wire> {
+        // The parts have limits of their own; this is for a server that takes connections, and
+        // answers nothing.
+        let made = timeout(self.target.timeout * 2, self.make()).await;
+        made.unwrap_or_else(|_| {
+            let silent = "no connection was made in time";
+            Err(io::Error::new(io::ErrorKind::TimedOut, silent).into())
+        })
+    }
+
     async fn make(&self) -> RedisResult<Wire> {
         if self.target.is_cluster() {
             return self.target.masters().await.map(Wire::Cluster);
@@ -136,8 +101,8 @@ impl Maker {
         }
         let count = greeting.len();
         let answers = wire.send_packed_commands(&greeting, 0, count).await?;
-        let mut answers = answers.into_iter();
-        match answers.next().map(checked) {
+        // A script that could not be loaded is sent with its first call.
+        match answers.into_iter().next().map(checked) {
             Some(Ok(info)) => {
                 let info: String = redis::from_redis_value(info)?;
                 if info.lines().any(|line| line == "role:slave") {
@@ -146,20 +111,11 @@ impl Maker {
                         Some("the server is a replica".into()),
                     ));
                 }
+                Ok(())
             }
             // Where `INFO` is forbidden the probe says so, and the first write would tell a replica.
-            Some(Err(error)) if error.code() == Some("NOPERM") => {}
-            Some(Err(error)) => return Err(error),
-            None => {}
+            Some(Err(error)) if error.code() != Some("NOPERM") => Err(error),
+            _ => Ok(()),
         }
-        // A script that could not be loaded is sent with its first call. But who must log in is told now.
-        for answer in answers {
-            if let Err(error) = checked(answer)
-                && error.code() == Some("NOAUTH")
-            {
-                return Err(error);
-            }
-        }
-        Ok(())
     }
 }

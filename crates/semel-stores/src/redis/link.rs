@@ -1,11 +1,10 @@
 //! The connections of a store, and how often a step is sent.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use parking_lot::Mutex;
-use redis::{Pipeline, Value};
+use redis::{Cmd, Pipeline, RedisResult, Value};
 use semel::store::Result;
 use semel::{StoreError, StoreErrorKind};
 use tokio::time::{Instant, sleep, timeout_at};
@@ -14,7 +13,7 @@ use super::error::{self, Effect, Next};
 use super::lane::{Lane, Maker};
 use super::scripts::Scripts;
 use super::target::Target;
-use super::wire::{Answer, Call, Node, Request};
+use super::wire::{self, Answer, Call, Node, Wire};
 
 /// How often a step goes out in all: its first time, after the script was gone, after its
 /// connection broke, after the server became a replica. It carries the same nonce or token each time.
@@ -23,26 +22,30 @@ const TRIES: usize = 4;
 /// Between two tries while a master is looked for.
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// What came back.
+pub(super) struct Sent<T> {
+    pub(super) answer: T,
+    /// Whether it was sent before, and that answer was lost.
+    pub(super) again: bool,
+}
+
 /// The connections of one store.
 pub(super) struct Link {
     maker: Arc<Maker>,
-    timeout: Duration,
-    lanes: Box<[Arc<Lane>]>,
+    lanes: Box<[Lane]>,
     next: AtomicUsize,
 }
 
 impl Link {
-    pub(super) fn new(target: Target, timeout: Duration, connections: usize) -> Self {
+    pub(super) fn new(target: Target, connections: usize) -> Self {
         // A Cluster's client has a connection to each node already.
         let connections = if target.is_cluster() { 1 } else { connections };
         Self {
             maker: Arc::new(Maker {
                 target,
                 scripts: Scripts::new(),
-                timeout,
             }),
-            timeout,
-            lanes: (0..connections.max(1)).map(|_| Arc::default()).collect(),
+            lanes: (0..connections.max(1)).map(|_| Lane::default()).collect(),
             next: AtomicUsize::new(0),
         }
     }
@@ -55,7 +58,7 @@ impl Link {
         &self.maker.target
     }
 
-    fn lane(&self) -> &Arc<Lane> {
+    fn lane(&self) -> &Lane {
         let turn = match self.lanes.len() {
             1 => 0,
             lanes => self.next.fetch_add(1, Ordering::Relaxed) % lanes,
@@ -64,54 +67,66 @@ impl Link {
     }
 
     /// Runs a script: one round trip, unless the server does not know it, or fails.
-    pub(super) async fn call(&self, call: &Call<'_>) -> Result<Answer> {
-        let request = Request::Call(call);
-        self.tries(call.script.effect, request, call.until).await
+    pub(super) async fn call(&self, call: &Call<'_>) -> Result<Sent<Answer>> {
+        let send = |mut wire: Wire, as_text| async move { wire.call(call, as_text).await };
+        self.tries(call.script.effect, call.until, send).await
     }
 
     /// Runs several commands on one server. Errors are among the answers.
     pub(super) async fn pipeline(&self, pipeline: &Pipeline, node: &Node) -> Result<Vec<Value>> {
-        let request = Request::Pipeline(pipeline, node);
-        let until = Instant::now() + self.timeout;
-        Ok(self.tries(Effect::Read, request, until).await?.more)
+        let until = Instant::now() + self.target().timeout;
+        let send = |mut wire: Wire, _| async move {
+            let pipeline = pipeline.clone();
+            wire.pipeline(pipeline, || wire::on(node)).await
+        };
+        Ok(self.tries(Effect::Read, until, send).await?.answer)
     }
 
-    async fn tries(
+    /// Runs one command on one server, and gives its answer or its error.
+    pub(super) async fn command(&self, command: Cmd, node: &Node) -> Result<RedisResult<Value>> {
+        let mut pipeline = Pipeline::with_capacity(1);
+        pipeline.add_command(command);
+        let answer = self.pipeline(&pipeline, node).await?.pop();
+        Ok(wire::checked(answer.unwrap_or_default()))
+    }
+
+    /// `send` is told whether a script is to be sent as such, and not by its digest.
+    async fn tries<T, F: Future<Output = RedisResult<T>>>(
         &self,
         effect: Effect,
-        request: Request<'_>,
         deadline: Instant,
-    ) -> Result<Answer> {
+        send: impl Fn(Wire, bool) -> F,
+    ) -> Result<Sent<T>> {
         let lane = self.lane();
         // A Cluster's client repeats a step by itself, and tells its last error only.
         let cluster = self.target().is_cluster();
-        let was_sent = AtomicBool::new(false);
-        // The number of the connection that is being used.
-        let used = Mutex::new(None);
+        let mut was_sent = false;
+        // The connection that is being used.
+        let mut used = None;
         let run = async {
-            let (mut last, mut text) = (None, false);
+            let (mut last, mut as_text) = (None, false);
             for _ in 0..TRIES {
-                let (number, mut wire) = match lane.wire(&self.maker).await {
-                    Ok(made) => made,
-                    Err(error) => match error::next(&error) {
-                        Next::FindMaster => {
-                            last = Some(error);
-                            sleep(PAUSE).await;
-                            continue;
-                        }
-                        _ => {
-                            last = Some(error);
+                let mut made = lane.latest(&self.maker);
+                let wire = match made.wire().await {
+                    Some(Ok(wire)) => wire,
+                    Some(Err(error)) => {
+                        let is_passing = error::next(&error) == Next::FindMaster;
+                        last = Some(error);
+                        if !is_passing {
                             break;
                         }
-                    },
+                        sleep(PAUSE).await;
+                        continue;
+                    }
+                    None => continue,
                 };
-                *used.lock() = Some(number);
-                let before = was_sent.swap(true, Ordering::Relaxed);
-                let error = match wire.send(request, text).await {
+                used = Some(made.clone());
+                let before = std::mem::replace(&mut was_sent, true);
+                let error = match send(wire, as_text).await {
                     Ok(answer) => {
-                        return Ok(Answer {
-                            resent: before,
-                            ..answer
+                        return Ok(Sent {
+                            answer,
+                            again: before,
                         });
                     }
                     Err(error) => error,
@@ -119,50 +134,45 @@ impl Link {
                 match error::next(&error) {
                     // This time it certainly did not run.
                     Next::SendScript => {
-                        text = true;
-                        was_sent.store(before, Ordering::Relaxed);
+                        as_text = true;
+                        was_sent = before;
                     }
                     Next::FindMaster => {
-                        was_sent.store(before || cluster, Ordering::Relaxed);
-                        lane.forget(number);
+                        was_sent = before || cluster;
+                        lane.forget(&made);
                         sleep(PAUSE).await;
                     }
-                    Next::Reconnect => lane.forget(number),
+                    Next::Reconnect => lane.forget(&made),
                     Next::Fail => return Err(error::sent(error, effect, before || cluster)),
                 }
                 last = Some(error);
             }
-            let was_sent = was_sent.load(Ordering::Relaxed);
             Err(match last {
                 Some(error) if was_sent => error::sent(error, effect, true),
                 Some(error) => error::unsent(error),
                 None => StoreError::new(StoreErrorKind::NotApplied, "redis was not reached"),
             })
         };
-        match timeout_at(deadline, run).await {
-            Ok(result) => result,
-            Err(_) => {
-                // It may stand without anybody at its other end.
-                if let Some(number) = *used.lock() {
-                    lane.forget(number);
-                }
-                let after = format!("redis did not answer within {:?}", self.timeout);
-                Err(
-                    if was_sent.load(Ordering::Relaxed) && effect == Effect::Write {
-                        let message = format!("{after}; the step may have happened");
-                        StoreError::new(StoreErrorKind::Unknown, message)
-                    } else {
-                        StoreError::new(StoreErrorKind::NotApplied, after)
-                    },
-                )
-            }
+        if let Ok(result) = timeout_at(deadline, run).await {
+            return result;
         }
+        // It may stand without anybody at its other end.
+        if let Some(made) = &used {
+            lane.forget(made);
+        }
+        let after = format!("redis did not answer within {:?}", self.target().timeout);
+        Err(if was_sent && effect == Effect::Write {
+            let message = format!("{after}; the step may have happened");
+            StoreError::new(StoreErrorKind::Unknown, message)
+        } else {
+            StoreError::new(StoreErrorKind::NotApplied, after)
+        })
     }
 
     /// Forgets all connections: an answer was not the one that was asked for, or the store closes.
     pub(super) fn drop_all(&self) {
         for lane in &self.lanes {
-            lane.drop_wire();
+            lane.clear();
         }
     }
 }

@@ -97,7 +97,7 @@ impl RedisStore {
     fn new(options: RedisOptions, target: Target) -> Self {
         let waiters = Arc::<Waiters>::default();
         Self(Arc::new(Inner {
-            link: Link::new(target, options.timeout, options.connections),
+            link: Link::new(target, options.connections),
             gate: Gate::new("redis"),
             subscription: Subscription::new(waiters.clone()),
             waiters,

@@ -165,18 +165,15 @@ impl RedisOptions {
 
     /// These options with what `url` says, and where the server is. Reaches nothing.
     pub(super) fn read(mut self, url: &str) -> Result<(Self, Target), OpenError> {
-        let (scheme, rest) = match url.split_once("://") {
-            Some(("redis", rest)) => ("redis", rest),
-            Some(("rediss", rest)) => ("rediss", rest),
-            Some(("redis-cluster", rest)) => ("redis-cluster", rest),
-            _ => {
-                let scheme = url.split(':').next().unwrap_or_default();
-                let scheme = SCHEMES.into_iter().find(|known| *known == scheme);
-                return Err(OpenError::invalid(
-                    scheme.unwrap_or("redis"),
-                    "is followed by `//HOST`, as in `redis://127.0.0.1:6379`",
-                ));
-            }
+        let name = url.split(':').next().unwrap_or_default();
+        let scheme = SCHEMES.into_iter().find(|known| *known == name);
+        let scheme = scheme.unwrap_or("redis");
+        let rest = url.strip_prefix(scheme);
+        let Some(rest) = rest.and_then(|rest| rest.strip_prefix("://")) else {
+            return Err(OpenError::invalid(
+                scheme,
+                "is followed by `//HOST`, as in `redis://127.0.0.1:6379`",
+            ));
         };
         let cluster = scheme == "redis-cluster";
         let (authority, rest) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
@@ -223,33 +220,21 @@ impl RedisOptions {
         if let Some(prefix) = location.take("prefix", "text")? {
             self.prefix = prefix;
         }
-        if let Some(timeout) = location.duration("timeout")? {
-            self.timeout = timeout;
-        }
-        if let Some(connections) = location.take("connections", "a number from 1 to 64")? {
-            self.connections = connections;
-        }
-        if let Some(replicas) = location.take("wait_replicas", "a number")? {
-            self.wait_replicas = replicas;
-        }
-        if let Some(wait) = location.choice("wait_aof", &YES_OR_NO)? {
-            self.wait_disk = wait;
-        }
-        if let Some(timeout) = location.duration("wait_timeout")? {
-            self.wait_timeout = Some(timeout);
-        }
-        if let Some(accept) = location.choice("unsafe", &[("refuse", false), ("warn", true)])? {
-            self.accept_unsafe = accept;
-        }
-        if let Some(tls) = location.choice("tls", &YES_OR_NO)? {
-            self.tls = tls;
-        }
-        if let Some(path) = location.take("ca", "a file's path")? {
-            self.authority = Some(path);
-        }
-        if let Some(files) = location.certificate(["cert", "key"])? {
-            self.certificate = Some(files);
-        }
+        self.timeout = location.duration("timeout")?.unwrap_or(self.timeout);
+        let connections = location.take("connections", "a number from 1 to 64")?;
+        self.connections = connections.unwrap_or(self.connections);
+        let replicas = location.take("wait_replicas", "a number")?;
+        self.wait_replicas = replicas.unwrap_or(self.wait_replicas);
+        let wait = location.choice("wait_aof", &YES_OR_NO)?;
+        self.wait_disk = wait.unwrap_or(self.wait_disk);
+        self.wait_timeout = location.duration("wait_timeout")?.or(self.wait_timeout);
+        let accept = location.choice("unsafe", &[("refuse", false), ("warn", true)])?;
+        self.accept_unsafe = accept.unwrap_or(self.accept_unsafe);
+        self.tls = location.choice("tls", &YES_OR_NO)?.unwrap_or(self.tls);
+        let authority = location.take("ca", "a file's path")?;
+        self.authority = authority.or_else(|| self.authority.take());
+        let files = location.certificate(["cert", "key"])?;
+        self.certificate = files.or_else(|| self.certificate.take());
         Ok(())
     }
 

@@ -9,12 +9,6 @@ use semel::{StoreError, StoreErrorKind};
 use super::Inner;
 use super::wire::Node;
 
-/// What one server was found to do. A Cluster is as good as its worst.
-struct Found {
-    durability: Durability,
-    warnings: Vec<String>,
-}
-
 fn config(message: impl Into<String>) -> StoreError {
     StoreError::new(StoreErrorKind::Config, message.into())
 }
@@ -26,22 +20,16 @@ pub(super) fn replica() -> StoreError {
 impl Inner {
     pub(super) async fn probe(&self) -> Result<Probe> {
         let way = self.link.target().way();
-        let mut all = Found {
-            durability: Durability::Replicated,
-            warnings: way
-                .warning("rediss://, or tls=yes for a Cluster")
-                .into_iter()
-                .collect(),
-        };
+        let warning = way.warning("rediss://, or tls=yes for a Cluster");
+        let mut warnings: Vec<_> = warning.into_iter().collect();
+        // A Cluster is as good as its worst.
+        let mut durability = Durability::Replicated;
         for node in self.nodes().await? {
-            let found = self.probe_node(&node).await?;
-            all.durability = all.durability.min(found.durability);
-            for warning in found.warnings {
-                // The same of every node is said once.
-                if !all.warnings.contains(&warning) {
-                    all.warnings.push(warning);
-                }
-            }
+            let mut found = Vec::new();
+            durability = durability.min(self.probe_node(&node, &mut found).await?);
+            // The same of every node is said once.
+            found.retain(|warning| !warnings.contains(warning));
+            warnings.append(&mut found);
         }
         Ok(Probe {
             store: if self.link.target().is_cluster() {
@@ -49,12 +37,12 @@ impl Inner {
             } else {
                 "redis"
             },
-            durability: all.durability,
-            warnings: all.warnings,
+            durability,
+            warnings,
         })
     }
 
-    async fn probe_node(&self, node: &Node) -> Result<Found> {
+    async fn probe_node(&self, node: &Node, warnings: &mut Vec<String>) -> Result<Durability> {
         let mut questions = Pipeline::new();
         for section in ["server", "memory", "persistence", "replication", "cluster"] {
             questions.cmd("INFO").arg(section);
@@ -63,7 +51,6 @@ impl Inner {
         questions.cmd("PUBLISH").arg(self.channel()).arg("");
         let mut answers = self.link.pipeline(&questions, node).await?.into_iter();
         let mut info = HashMap::new();
-        let mut warnings = Vec::new();
         for answer in answers.by_ref().take(5) {
             match answer.extract_error() {
                 Ok(value) => info.extend(sections(value)),
@@ -88,19 +75,11 @@ impl Inner {
                  replica, is not known"
                     .into(),
             );
-            let durability = Durability::Process;
-            return Ok(Found {
-                durability,
-                warnings,
-            });
+            return Ok(Durability::Process);
         }
         let get = |name: &str| info.get(name).map(String::as_str);
-        self.refusals(&get, &mut warnings)?;
-        let durability = self.durability(&get, appendfsync.as_deref(), &mut warnings);
-        Ok(Found {
-            durability,
-            warnings,
-        })
+        self.refusals(&get, warnings)?;
+        Ok(self.durability(&get, appendfsync.as_deref(), warnings))
     }
 
     /// What makes a server unfit.

@@ -15,13 +15,12 @@
 //! order: the cursors of before are refused.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use redis::{Pipeline, Value};
 use semel::record::StateKind;
 use semel::store::{Cursor, Entry, ListQuery, Page, Result};
 use semel::{IdentityDigest, StoreError, StoreErrorKind, Timestamp};
-use tokio::task::JoinSet;
 
 use super::Inner;
 use super::error::{Effect, sent};
@@ -49,8 +48,8 @@ const READERS: usize = 32;
 struct Place {
     /// Which of the servers, in the order of their names.
     nth: u16,
-    /// And which run of it: each has an order of its own.
-    run: [u8; 20],
+    /// And which run of it, by its digits: each has an order of its own.
+    run: [u8; 40],
     cursor: u64,
     /// Of a step that had more than fit on the page: where it ended, and what was shown of it.
     shown: Option<(u64, IdentityDigest)>,
@@ -58,7 +57,7 @@ struct Place {
 
 impl Place {
     fn to_bytes(self) -> Box<[u8]> {
-        let mut bytes = Vec::with_capacity(70);
+        let mut bytes = Vec::with_capacity(90);
         bytes.extend_from_slice(&self.nth.to_be_bytes());
         bytes.extend_from_slice(&self.run);
         bytes.extend_from_slice(&self.cursor.to_be_bytes());
@@ -89,51 +88,32 @@ impl Place {
     }
 }
 
-/// A cursor of a listing.
-enum From {
-    Start,
-    /// After this digest, among few keys.
-    After(IdentityDigest),
-    /// From here, among many.
-    Place(Place),
-}
-
-impl From {
-    fn of(query: &ListQuery) -> Result<Self> {
+impl Inner {
+    pub(super) async fn list(&self, query: &ListQuery) -> Result<Page> {
         let Some(Cursor(bytes)) = &query.after else {
-            return Ok(Self::Start);
+            let mut keys = 0_u64;
+            for node in self.nodes().await? {
+                keys = keys.saturating_add(self.keys(&node).await?);
+            }
+            return match keys <= FEW {
+                true => self.list_few(query, None).await,
+                false => self.list_many(query, None).await,
+            };
         };
         if let Ok(digest) = <[u8; 32]>::try_from(&**bytes) {
-            return Ok(Self::After(IdentityDigest::from_bytes(digest)));
+            let after = IdentityDigest::from_bytes(digest);
+            return self.list_few(query, Some(after)).await;
         }
-        Place::from_bytes(bytes).map(Self::Place).ok_or_else(|| {
+        let place = Place::from_bytes(bytes).ok_or_else(|| {
             StoreError::new(
                 StoreErrorKind::Config,
                 "the cursor is not one of this store",
             )
-        })
-    }
-}
-
-impl Inner {
-    pub(super) async fn list(self: &Arc<Self>, query: &ListQuery) -> Result<Page> {
-        match From::of(query)? {
-            From::After(digest) => self.list_few(query, Some(digest)).await,
-            From::Place(place) => self.list_many(query, Some(place)).await,
-            From::Start => {
-                let mut keys = 0_u64;
-                for node in self.nodes().await? {
-                    keys = keys.saturating_add(self.keys(&node).await?);
-                }
-                match keys <= FEW {
-                    true => self.list_few(query, None).await,
-                    false => self.list_many(query, None).await,
-                }
-            }
-        }
+        })?;
+        self.list_many(query, Some(place)).await
     }
 
-    async fn list_many(self: &Arc<Self>, query: &ListQuery, from: Option<Place>) -> Result<Page> {
+    async fn list_many(&self, query: &ListQuery, from: Option<Place>) -> Result<Page> {
         let limit = query.limit.clamp(1, LONGEST);
         let nodes = self.nodes().await?;
         let (mut looked_at, mut found) = (0, BTreeSet::new());
@@ -178,7 +158,7 @@ impl Inner {
                     .filter(|digest| after.is_none_or(|(_, last)| *digest > last))
                     .collect();
                 let digests = digests.into_iter().collect();
-                let mut wanted = self.matching(scan.node(), digests, query).await?;
+                let mut wanted = self.matching(&scan.node, digests, query).await?;
                 wanted.retain(|digest| !found.contains(digest));
                 let room = limit - found.len();
                 if wanted.len() > room {
@@ -196,11 +176,7 @@ impl Inner {
         Ok(Page { entries, next })
     }
 
-    async fn list_few(
-        self: &Arc<Self>,
-        query: &ListQuery,
-        after: Option<IdentityDigest>,
-    ) -> Result<Page> {
+    async fn list_few(&self, query: &ListQuery, after: Option<IdentityDigest>) -> Result<Page> {
         let limit = query.limit.clamp(1, LONGEST);
         let mut smallest: BTreeSet<IdentityDigest> = BTreeSet::new();
         for node in self.nodes().await? {
@@ -213,7 +189,7 @@ impl Inner {
                     after.is_none_or(|after| *digest > after)
                         && last.is_none_or(|last| *digest < last)
                 });
-                for digest in self.matching(scan.node(), digests, query).await? {
+                for digest in self.matching(&scan.node, digests, query).await? {
                     smallest.insert(digest);
                     if smallest.len() > limit {
                         smallest.pop_last();
@@ -221,44 +197,46 @@ impl Inner {
                 }
             }
         }
-        let next = (smallest.len() == limit)
-            .then(|| smallest.last())
-            .flatten()
-            .map(|last| Cursor(last.as_bytes().as_slice().into()));
+        let last = smallest.last().filter(|_| smallest.len() == limit);
+        let next = last.map(|last| Cursor(last.as_bytes().as_slice().into()));
         let entries = self.entries(smallest, query).await?;
         Ok(Page { entries, next })
     }
 
-    /// The records of these names, but for what changed meanwhile: it is listed elsewhere, or no longer.
+    /// The records of these names, in their order; but for what changed meanwhile: it is listed elsewhere, or
+    /// no longer.
     async fn entries(
-        self: &Arc<Self>,
+        &self,
         digests: BTreeSet<IdentityDigest>,
         query: &ListQuery,
     ) -> Result<Vec<Entry>> {
-        let mut entries = self.read_all(digests).await?;
-        entries.retain(|entry| entry.record.state.kind() == query.state);
-        Ok(entries)
+        let read = |digest| async move { self.get(&digest).await };
+        let read = stream::iter(digests).map(read).buffered(READERS);
+        let entries: Vec<Option<Entry>> = read.try_collect().await?;
+        let entries = entries.into_iter().flatten();
+        Ok(entries
+            .filter(|entry| entry.record.state.kind() == query.state)
+            .collect())
     }
 
     /// How many keys a server has, whoever's; many, where it does not tell this user.
     async fn keys(&self, node: &Node) -> Result<u64> {
-        let mut request = Pipeline::new();
-        request.cmd("DBSIZE");
-        let answer = self.link.pipeline(&request, node).await?.pop();
-        let keys = answer.and_then(|answer| redis::from_redis_value(answer).ok());
+        let answer = self.link.command(redis::cmd("DBSIZE"), node).await?;
+        let keys = answer.and_then(|keys| Ok(redis::from_redis_value(keys)?));
         Ok(keys.unwrap_or(FEW + 1))
     }
 
     /// Which run of a server this is.
-    async fn run_of(&self, node: &Node) -> Result<[u8; 20]> {
-        let mut request = Pipeline::new();
-        request.cmd("INFO").arg("server");
-        let answer = self.link.pipeline(&request, node).await?.pop();
-        let text = answer.and_then(|answer| redis::from_redis_value::<String>(answer).ok());
+    async fn run_of(&self, node: &Node) -> Result<[u8; 40]> {
+        let mut info = redis::cmd("INFO");
+        info.arg("server");
+        let answer = self.link.command(info, node).await?;
+        let text: Option<String> = answer
+            .ok()
+            .and_then(|text| redis::from_redis_value(text).ok());
         let run = text.as_deref().and_then(|text| {
             let run = text.lines().find_map(|line| line.strip_prefix("run_id:"))?;
-            let digits: Option<Vec<u8>> = run.trim().as_bytes().chunks_exact(2).map(byte).collect();
-            digits?.try_into().ok()
+            run.trim().as_bytes().try_into().ok()
         });
         run.ok_or_else(|| corrupt("INFO answered no run_id"))
     }
@@ -304,31 +282,6 @@ impl Inner {
         Ok(wanted)
     }
 
-    /// Reads records, in the order of their digests.
-    async fn read_all(self: &Arc<Self>, digests: BTreeSet<IdentityDigest>) -> Result<Vec<Entry>> {
-        let mut digests = digests.into_iter();
-        let mut reading = JoinSet::new();
-        let mut entries = Vec::new();
-        loop {
-            while reading.len() < READERS
-                && let Some(digest) = digests.next()
-            {
-                let inner = self.clone();
-                reading.spawn(async move { inner.get(&digest).await });
-            }
-            match reading.join_next().await {
-                None => break,
-                Some(Ok(entry)) => entries.extend(entry?),
-                Some(Err(_)) => {
-                    let message = "reading a record was stopped";
-                    return Err(StoreError::new(StoreErrorKind::NotApplied, message));
-                }
-            }
-        }
-        entries.sort_unstable_by_key(|entry| entry.label.digest);
-        Ok(entries)
-    }
-
     /// Removes every key of the prefix that names a record.
     pub(super) async fn clear(&self) -> Result<()> {
         for node in self.nodes().await? {
@@ -341,7 +294,7 @@ impl Inner {
                 for digest in &digests {
                     removals.cmd("UNLINK").arg(self.key(digest));
                 }
-                for answer in self.link.pipeline(&removals, scan.node()).await? {
+                for answer in self.link.pipeline(&removals, &scan.node).await? {
                     answer
                         .extract_error()
                         .map_err(|e| sent(e, Effect::Read, false))?;
@@ -356,9 +309,9 @@ impl Inner {
         if !self.link.target().is_cluster() {
             return Ok(vec![None]);
         }
-        let mut slots = Pipeline::new();
-        slots.cmd("CLUSTER").arg("SLOTS");
-        let answer = self.link.pipeline(&slots, &None).await?.pop();
+        let mut slots = redis::cmd("CLUSTER");
+        slots.arg("SLOTS");
+        let answer = self.link.command(slots, &None).await?.ok();
         let slots: Vec<Vec<Value>> = answer
             .and_then(|answer| redis::from_redis_value(answer).ok())
             .ok_or_else(|| corrupt("CLUSTER SLOTS answered no slots"))?;
@@ -375,11 +328,6 @@ impl Inner {
             .collect();
         Ok(masters.into_iter().map(Some).collect())
     }
-}
-
-/// Of two hexadecimal digits.
-fn byte(digits: &[u8]) -> Option<u8> {
-    u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()
 }
 
 fn time(answer: Value) -> Option<Timestamp> {
@@ -405,22 +353,17 @@ impl Scan {
         }
     }
 
-    const fn node(&self) -> &Node {
-        &self.node
-    }
-
     /// The digests of the next step, which may be none; `None` at the end.
     async fn next(&mut self, inner: &Inner) -> Result<Option<Vec<IdentityDigest>>> {
         let Some(cursor) = self.cursor else {
             return Ok(None);
         };
-        let mut scan = Pipeline::new();
+        let mut scan = redis::cmd("SCAN");
         // No character of a prefix means anything in a pattern.
         let pattern = format!("{}*", inner.options.prefix);
-        let step = scan.cmd("SCAN").arg(cursor).arg("MATCH").arg(pattern);
-        step.arg("COUNT").arg(self.step);
-        let answer = inner.link.pipeline(&scan, &self.node).await?.pop();
-        let answer = answer.unwrap_or_default().extract_error();
+        scan.arg(cursor).arg("MATCH").arg(pattern);
+        scan.arg("COUNT").arg(self.step);
+        let answer = inner.link.command(scan, &self.node).await?;
         let answer = answer.map_err(|e| sent(e, Effect::Read, false))?;
         let (cursor, keys): (u64, Vec<Vec<u8>>) =
             redis::from_redis_value(answer).map_err(|_| corrupt("SCAN answered no keys"))?;

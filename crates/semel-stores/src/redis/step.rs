@@ -2,7 +2,7 @@
 
 use redis::Value;
 use semel::record::{self, Change, RELEASED_FOR, RELEASED_WITH_STEPS_FOR, StateKind, Update};
-use semel::store::{Claim, ClaimRequest, Entry, Fence, Fenced, Label, Refusal, Result, Token};
+use semel::store::{Claim, ClaimRequest, Entry, Fence, Fenced, Label, Result, Token};
 use semel::{Identity, IdentityDigest, Progress, StoreError, StoreErrorKind, Timestamp};
 use tokio::time::Instant;
 
@@ -113,15 +113,15 @@ impl Inner {
         }
         let decide = |entry: Option<&Entry>, now| {
             let record = entry.map(|entry| &entry.record);
-            let (answer, write) = match (change.decide(record, now, Fence::default()), entry) {
-                (Err(refusal), _) => (refusal.into(), None),
-                (Ok(Some(_)), None) => (Refusal::Missing.into(), None),
-                (Ok(None), _) => (Fenced::Applied, None),
-                (Ok(Some(record)), Some(entry)) => {
-                    let label = entry.label.clone();
-                    (Fenced::Applied, Some(Entry { label, record }))
-                }
+            let (answer, next) = match change.decide(record, now, Fence::default()) {
+                Err(refusal) => (refusal.into(), None),
+                Ok(next) => (Fenced::Applied, next),
             };
+            // Where there is none, all is refused.
+            let write = entry.zip(next).map(|(entry, record)| Entry {
+                label: entry.label.clone(),
+                record,
+            });
             Decided {
                 stands: answer == Fenced::Applied,
                 insists: true,
@@ -272,9 +272,9 @@ impl Inner {
             until: step.until,
         };
         let sent = self.link.call(&call).await?;
-        let mut waited = sent.more.into_iter();
-        let shortfall = waited.next().and_then(|waited| self.shortfall(waited));
-        let Some(answer) = Answer::read(sent.value, &step.key) else {
+        let (answer, waited) = sent.answer;
+        let shortfall = waited.and_then(|waited| self.shortfall(waited));
+        let Some(answer) = Answer::read(answer, &step.key) else {
             // Answers that are out of step stay so: what else comes over these connections is not to be
             // trusted either.
             self.link.drop_all();
@@ -284,7 +284,7 @@ impl Inner {
         };
         Ok(Ran {
             answer,
-            resent: sent.resent && writes,
+            resent: sent.again && writes,
             shortfall,
         })
     }

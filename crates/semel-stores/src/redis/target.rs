@@ -22,7 +22,8 @@ pub(super) struct Target {
     nodes: Vec<ConnectionInfo>,
     cluster: bool,
     certificates: Option<TlsCertificates>,
-    timeout: Duration,
+    /// Of a step.
+    pub(super) timeout: Duration,
 }
 
 impl Target {

@@ -50,8 +50,8 @@ impl Arg<'_> {
 }
 
 impl Call<'_> {
-    fn command(&self, text: bool) -> Cmd {
-        let (name, script) = match text {
+    fn command(&self, as_text: bool) -> Cmd {
+        let (name, script) = match as_text {
             true => ("EVAL", &self.script.code),
             false => ("EVALSHA", &self.script.hash),
         };
@@ -70,32 +70,8 @@ impl Call<'_> {
     }
 }
 
-/// What is sent at once.
-#[derive(Clone, Copy)]
-pub(super) enum Request<'a> {
-    Call(&'a Call<'a>),
-    Pipeline(&'a Pipeline, &'a Node),
-}
-
-/// What came back.
-#[derive(Default)]
-pub(super) struct Answer {
-    /// Of a script.
-    pub(super) value: Value,
-    /// Of `WAIT` behind a script; of a pipeline.
-    pub(super) more: Vec<Value>,
-    /// Whether it was sent before, and that answer was lost.
-    pub(super) resent: bool,
-}
-
-impl From<Value> for Answer {
-    fn from(value: Value) -> Self {
-        Self {
-            value,
-            ..Self::default()
-        }
-    }
-}
+/// What a script answered, and `WAIT` behind it.
+pub(super) type Answer = (Value, Option<Value>);
 
 /// A node of a Cluster by its address; `None` is the one server that there is.
 pub(super) type Node = Option<(String, u16)>;
@@ -108,48 +84,40 @@ pub(super) enum Wire {
 }
 
 impl Wire {
-    async fn command(&mut self, command: Cmd, to: To<'_>) -> RedisResult<Value> {
-        match self {
-            Self::Single(wire) => wire.send_packed_command(&command).await,
-            Self::Cluster(wire) => {
-                let routing = RoutingInfo::SingleNode(to.routing());
-                wire.route_command(command, routing).await
-            }
-        }
-        .and_then(checked)
+    /// `as_text`: whether the script is sent as such, and not by its digest.
+    pub(super) async fn call(&mut self, call: &Call<'_>, as_text: bool) -> RedisResult<Answer> {
+        let command = call.command(as_text);
+        let to = || {
+            let route = Route::with_key(call.key, SlotAddr::Master);
+            SingleNodeRoutingInfo::SpecificNode(route)
+        };
+        let Some(wait) = call.wait else {
+            let answer = match self {
+                Self::Single(wire) => wire.send_packed_command(&command).await,
+                Self::Cluster(wire) => {
+                    let to = RoutingInfo::SingleNode(to());
+                    wire.route_command(command, to).await
+                }
+            };
+            return Ok((checked(answer?)?, None));
+        };
+        let mut pipeline = Pipeline::with_capacity(2);
+        pipeline.add_command(command).add_command(wait.clone());
+        let mut answers = self.pipeline(pipeline, to).await?.into_iter();
+        let answer = checked(answers.next().unwrap_or_default())?;
+        Ok((answer, answers.next()))
     }
 
-    // The answers one by one: an error is one of them.
-    async fn pipeline(&mut self, pipeline: Pipeline, to: To<'_>) -> RedisResult<Vec<Value>> {
+    /// The answers one by one: an error is one of them.
+    pub(super) async fn pipeline(
+        &mut self,
+        pipeline: Pipeline,
+        to: impl FnOnce() -> SingleNodeRoutingInfo,
+    ) -> RedisResult<Vec<Value>> {
         let count = pipeline.len();
         match self {
             Self::Single(wire) => wire.send_packed_commands(&pipeline, 0, count).await,
-            Self::Cluster(wire) => wire.route_pipeline(pipeline, 0, count, to.routing()).await,
-        }
-    }
-
-    /// `text`: whether a script is sent as such, and not by its digest.
-    pub(super) async fn send(&mut self, request: Request<'_>, text: bool) -> RedisResult<Answer> {
-        match request {
-            Request::Pipeline(pipeline, node) => Ok(Answer {
-                value: Value::Nil,
-                more: self.pipeline(pipeline.clone(), To::Node(node)).await?,
-                resent: false,
-            }),
-            Request::Call(call) => {
-                let (command, to) = (call.command(text), To::Key(call.key));
-                let Some(wait) = call.wait else {
-                    return Ok(self.command(command, to).await?.into());
-                };
-                let mut pipeline = Pipeline::with_capacity(2);
-                pipeline.add_command(command).add_command(wait.clone());
-                let mut values = self.pipeline(pipeline, to).await?.into_iter();
-                Ok(Answer {
-                    value: checked(values.next().unwrap_or_default())?,
-                    more: values.collect(),
-                    resent: false,
-                })
-            }
+            Self::Cluster(wire) => wire.route_pipeline(pipeline, 0, count, to()).await,
         }
     }
 }
@@ -159,24 +127,13 @@ pub(super) fn checked(value: Value) -> RedisResult<Value> {
     value.extract_error()
 }
 
-/// Where in a Cluster a command goes.
-#[derive(Clone, Copy)]
-enum To<'a> {
-    Key(&'a str),
-    Node(&'a Node),
-}
-
-impl To<'_> {
-    fn routing(self) -> SingleNodeRoutingInfo {
-        match self {
-            Self::Key(key) => {
-                SingleNodeRoutingInfo::SpecificNode(Route::with_key(key, SlotAddr::Master))
-            }
-            Self::Node(Some((host, port))) => SingleNodeRoutingInfo::ByAddress {
-                host: host.clone(),
-                port: *port,
-            },
-            Self::Node(None) => SingleNodeRoutingInfo::RandomPrimary,
-        }
+/// Where in a Cluster a command for a node goes.
+pub(super) fn on(node: &Node) -> SingleNodeRoutingInfo {
+    match node {
+        Some((host, port)) => SingleNodeRoutingInfo::ByAddress {
+            host: host.clone(),
+            port: *port,
+        },
+        None => SingleNodeRoutingInfo::RandomPrimary,
     }
 }

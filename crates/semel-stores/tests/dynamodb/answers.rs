@@ -6,13 +6,14 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use semel::record::Change;
-use semel::store::{Fence, Resolution, Result, Token, Verdict};
+use semel::store::{Fence, Result, Token};
 use semel::versioned::{Expected, NaturalKey, VersionedStore as _, WriteError};
 use semel::{FinishedStep, StoreErrorKind};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
+use crate::servers::did_not_happen;
 
 #[derive(Debug, Clone)]
 enum Answer {
@@ -206,13 +207,7 @@ async fn an_error_in_a_later_round_leaves_the_first_in_doubt() {
         )
     };
     let step = FinishedStep::new("charge", b"").unwrap();
-    let resolution = Resolution {
-        verdict: Verdict::DidNotHappen,
-        by: "test".into(),
-        reason: "asked".into(),
-        fence: token.fence,
-        nonce: Nonce::random().unwrap(),
-    };
+    let resolution = did_not_happen(token.fence);
     for (change, state) in [
         (Change::renew(&token, LONG), "in-flight"),
         (Change::keep_step(&token, &step, 0), "in-flight"),

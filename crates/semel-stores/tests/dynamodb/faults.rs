@@ -12,6 +12,7 @@ use semel_testkit::proxy::{Fault, Proxy};
 use semel_testkit::servers::{DynamoDb, Server as _};
 
 use super::*;
+use crate::servers;
 
 /// A server of one's own, a proxy before it, and a store by way of the proxy.
 async fn behind_proxy(timeout: Duration) -> (DynamoDb, Proxy, DynamoDbStore) {
@@ -26,40 +27,14 @@ async fn behind_proxy(timeout: Duration) -> (DynamoDb, Proxy, DynamoDbStore) {
 
 #[tokio::test]
 async fn the_winner_of_a_lost_answer_is_the_winner() {
-    let (_server, proxy, store) = behind_proxy(Duration::from_secs(4)).await;
-    for (n, fault) in [
+    let (server, proxy, store) = behind_proxy(Duration::from_secs(4)).await;
+    let direct = create(options(&server.url())).await;
+    let faults = [
         Fault::CutAnswers,
         Fault::HalveAnswers,
         Fault::SwallowAnswers,
-    ]
-    .into_iter()
-    .enumerate()
-    {
-        let one = identity(&format!("key {n}"));
-        let mine = request(LONG, OnLost::Hold);
-        let before = proxy.hits();
-        proxy.set(fault);
-        let error = store.claim(&one, &mine).await.unwrap_err();
-        assert_eq!(error.kind(), StoreErrorKind::Unknown, "{fault:?}: {error}");
-        assert!(proxy.hits() > before, "{fault:?} did not happen");
-        proxy.set(Fault::None);
-
-        let token = acquired(claim(&store, &one, &mine).await).token;
-        proxy.set(fault);
-        let done = store.complete(one.digest(), &token, &outcome(), DAY).await;
-        assert_eq!(done.unwrap_err().kind(), StoreErrorKind::Unknown);
-        proxy.set(Fault::None);
-        applied(
-            store
-                .complete(one.digest(), &token, &outcome(), DAY)
-                .await
-                .unwrap(),
-        );
-        assert!(matches!(
-            claim(&store, &one, &request(LONG, OnLost::Hold)).await,
-            Claim::Completed { .. }
-        ));
-    }
+    ];
+    servers::lost_answers(&proxy, store, direct, &faults).await;
 }
 
 #[tokio::test]
@@ -69,12 +44,7 @@ async fn one_cut_is_not_noticed() {
         let one = identity(&format!("key {n}"));
         let token = acquired(claim(&store, &one, &request(LONG, OnLost::Hold)).await).token;
         proxy.cut();
-        applied(
-            store
-                .complete(one.digest(), &token, &outcome(), DAY)
-                .await
-                .unwrap(),
-        );
+        complete(&store, &one, &token, DAY).await;
     }
     assert!(proxy.connections() >= 10, "connections were cut");
 }
@@ -226,16 +196,8 @@ fn typed(error: &semel::StoreError, failures: &AtomicU64) {
     failures.fetch_add(1, Ordering::Relaxed);
 }
 
-/// The answer to a claim is lost, and sent again it finds another's attempt: its first sending may arrive after that.
 #[tokio::test]
 async fn a_claim_in_doubt_is_not_simply_told_of_another() {
     let (_server, proxy, store) = behind_proxy(Duration::from_secs(30)).await;
-    let key = identity("key");
-    acquired(claim(&store, &key, &request(LONG, OnLost::Hold)).await);
-    proxy.once(Fault::CutAnswers);
-    let error = store.claim(&key, &request(LONG, OnLost::Hold)).await;
-    let error = error.unwrap_err();
-    assert_eq!(error.kind(), StoreErrorKind::Unknown, "{error}");
-    let again = claim(&store, &key, &request(LONG, OnLost::Hold)).await;
-    assert!(matches!(again, Claim::InFlight { .. }), "{again:?}");
+    servers::a_claim_in_doubt(&proxy, store).await;
 }

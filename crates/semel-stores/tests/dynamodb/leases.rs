@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use semel::store::Verdict;
-use semel::store::{Refusal, Resolution, StoreExt as _};
+use semel::store::{Refusal, StoreExt as _};
 use semel::{ManualClock, Timestamp};
 
 use super::*;
+use crate::servers::did_not_happen;
 
 const LEASE: Duration = Duration::from_millis(800);
 
@@ -63,13 +63,7 @@ async fn who_comes_late_waits_for_a_whole_lease() {
         claim(&late, &one, &retry).await,
         Claim::InFlight { .. }
     ));
-    let resolution = Resolution {
-        verdict: Verdict::DidNotHappen,
-        by: "test".into(),
-        reason: "asked".into(),
-        fence: first.token.fence,
-        nonce: Nonce::random().unwrap(),
-    };
+    let resolution = did_not_happen(first.token.fence);
     let resolved = late.resolve(one.digest(), &resolution).await.unwrap();
     assert_eq!(resolved, Refusal::Running.into());
     tokio::time::sleep(LEASE).await;
@@ -145,12 +139,7 @@ async fn retention_goes_by_the_wall_clock_of_who_asks() {
     let other = create(options(&url).clock(reader.clone())).await;
     let one = identity("one");
     let token = acquired(claim(&store, &one, &request(LONG, OnLost::Hold)).await).token;
-    applied(
-        store
-            .complete(one.digest(), &token, &outcome(), DAY)
-            .await
-            .unwrap(),
-    );
+    complete(&store, &one, &token, DAY).await;
     let instant = Duration::from_micros(1);
     reader.advance(DAY.replay - instant);
     match claim(&other, &one, &request(LONG, OnLost::Hold)).await {

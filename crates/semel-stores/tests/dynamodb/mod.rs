@@ -21,7 +21,9 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use semel::store::{Acquired, Claim, ClaimRequest, Fenced, Nonce, OnLost, Retention, Store};
+use semel::store::{
+    Acquired, Claim, ClaimRequest, Fenced, Nonce, OnLost, Retention, Store, StoreExt as _, Token,
+};
 use semel::{Fingerprint, Identity, Key, Outcome, Scope};
 use semel_stores::{DynamoDbOptions, DynamoDbStore, Schema};
 use semel_testkit::servers::{Kind, shared};
@@ -92,6 +94,12 @@ fn acquired(claim: Claim) -> Acquired {
 #[track_caller]
 fn applied(fenced: Fenced) {
     assert_eq!(fenced, Fenced::Applied);
+}
+
+async fn complete(store: &impl Store, identity: &Identity, token: &Token, retention: Retention) {
+    let outcome = outcome();
+    let done = store.complete(identity.digest(), token, &outcome, retention);
+    applied(done.await.unwrap());
 }
 
 fn outcome() -> Outcome {

@@ -1,17 +1,26 @@
 //! How many requests each step takes. Each is paid for.
 
 use semel::FinishedStep;
-use semel::store::{Resolution, StoreExt as _, Verdict};
+use semel::record::Change;
+use semel::store::StoreExt as _;
 use semel_stores::dynamodb::Purging;
 use semel_testkit::servers::{DynamoDb, Server as _};
 
 use super::*;
+use crate::servers::did_not_happen;
 
 /// Runs a step, and says how many requests the server took for it.
 async fn cost<T>(server: &DynamoDb, step: impl Future<Output = T>) -> (u64, T) {
     let before = taken(server.address(), None);
     let done = step.await;
     (taken(server.address(), None) - before, done)
+}
+
+/// Runs a step, for which the server is to take one request.
+async fn once<T>(server: &DynamoDb, what: &str, step: impl Future<Output = T>) -> T {
+    let (requests, done) = cost(server, step).await;
+    assert_eq!(requests, 1, "{what}");
+    done
 }
 
 #[tokio::test]
@@ -22,58 +31,47 @@ async fn every_step_is_one_request() {
     let answer = outcome();
     let digest = one.digest();
 
-    let (requests, first) = cost(&server, claim(&store, &one, &mine)).await;
-    let token = acquired(first).token;
-    assert_eq!(requests, 1, "claim");
-    let (requests, again) = cost(&server, claim(&store, &one, &mine)).await;
-    assert_eq!((requests, acquired(again).token), (1, token), "claim again");
+    let claiming = async |what: &str, request: &ClaimRequest| {
+        once(&server, what, claim(&store, &one, request)).await
+    };
+    let changing = async |what: &str, change: Change| {
+        applied(
+            once(&server, what, store.change(digest, &change))
+                .await
+                .unwrap(),
+        );
+    };
+    let token = acquired(claiming("claim", &mine).await).token;
+    let again = acquired(claiming("claim again", &mine).await);
+    assert_eq!(again.token, token);
     let rival = request(LONG, OnLost::Retry);
-    let (requests, refused) = cost(&server, claim(&store, &one, &rival)).await;
+    let refused = claiming("claim of what is in flight", &rival).await;
     assert!(matches!(refused, Claim::InFlight { .. }));
-    assert_eq!(requests, 1, "claim of what is in flight");
     for lease in [LONG, LONG * 2, LONG / 2] {
-        let (requests, renewed) = cost(&server, store.renew(digest, &token, lease)).await;
-        applied(renewed.unwrap());
-        assert_eq!(requests, 1, "renewal to {lease:?}");
+        changing("renewal", Change::renew(&token, lease)).await;
     }
     let mut kept = 0;
     for name in ["charge", "ship"] {
         let step = FinishedStep::new(name, b"result").unwrap();
-        let (requests, done) = cost(&server, store.keep_step(digest, &token, &step, kept)).await;
-        applied(done.unwrap());
-        assert_eq!(requests, 1, "keep_step");
+        changing("keep_step", Change::keep_step(&token, &step, kept)).await;
         kept += step.as_bytes().len();
     }
-    let (requests, abandoned) = cost(&server, store.abandon(digest, &token)).await;
-    applied(abandoned.unwrap());
-    assert_eq!(requests, 1, "abandon, with finished steps");
-    let (requests, second) = cost(&server, claim(&store, &one, &rival)).await;
-    let second = acquired(second);
-    assert_eq!((requests, second.attempt), (1, 2), "claim after a release");
-    let (requests, marked) = cost(&server, store.mark_unknown(digest, &second.token)).await;
-    applied(marked.unwrap());
-    assert_eq!(requests, 1, "mark_unknown");
-    let (requests, unknown) = cost(&server, claim(&store, &one, &mine)).await;
+    changing("abandon, with finished steps", Change::abandon(&token)).await;
+    let second = acquired(claiming("claim after a release", &rival).await);
+    assert_eq!(second.attempt, 2);
+    changing("mark_unknown", Change::mark_unknown(&second.token)).await;
+    let unknown = claiming("claim of what is unknown", &mine).await;
     assert!(matches!(unknown, Claim::Unknown { .. }));
-    assert_eq!(requests, 1, "claim of what is unknown");
     let retry = request(LONG, OnLost::Retry);
-    let (requests, third) = cost(&server, claim(&store, &one, &retry)).await;
-    let third = acquired(third);
-    assert_eq!((requests, third.attempt), (1, 3), "claim of an unknown one");
-    let done = store.complete(digest, &third.token, &answer, DAY);
-    let (requests, completed) = cost(&server, done).await;
-    applied(completed.unwrap());
-    assert_eq!(requests, 1, "complete");
-    let done = store.complete(digest, &third.token, &answer, DAY);
-    let (requests, completed) = cost(&server, done).await;
-    applied(completed.unwrap());
-    assert_eq!(requests, 1, "complete again");
-    let (requests, replay) = cost(&server, claim(&store, &one, &mine)).await;
+    let third = acquired(claiming("claim of an unknown one", &retry).await);
+    assert_eq!(third.attempt, 3);
+    for what in ["complete", "complete again"] {
+        changing(what, Change::complete(&third.token, &answer, DAY)).await;
+    }
+    let replay = claiming("replay", &mine).await;
     assert!(matches!(replay, Claim::Completed { .. }));
-    assert_eq!(requests, 1, "replay");
-    let (requests, entry) = cost(&server, store.get(digest)).await;
+    let entry = once(&server, "get", store.get(digest)).await;
     assert!(entry.unwrap().is_some());
-    assert_eq!(requests, 1, "get");
 }
 
 #[tokio::test]
@@ -99,21 +97,11 @@ async fn what_a_lapse_and_a_resolution_cost() {
         cost(&server, claim(&store, &held, &request(LONG, OnLost::Hold))).await;
     assert!(matches!(claimed, Claim::Unknown { .. }));
     assert_eq!(requests, 1, "a lapse found under Hold");
-    let resolution = Resolution {
-        verdict: Verdict::DidNotHappen,
-        by: "test".into(),
-        reason: "asked".into(),
-        fence: fences[2],
-        nonce: Nonce::random().unwrap(),
-    };
+    let resolution = did_not_happen(fences[2]);
     let (requests, done) = cost(&server, store.resolve(resolved.digest(), &resolution)).await;
     applied(done.unwrap());
     assert_eq!(requests, 1, "resolution of a lapsed one");
-    let resolution = Resolution {
-        fence: fences[1],
-        nonce: Nonce::random().unwrap(),
-        ..resolution
-    };
+    let resolution = did_not_happen(fences[1]);
     let (requests, done) = cost(&server, store.resolve(held.digest(), &resolution)).await;
     applied(done.unwrap());
     assert_eq!(requests, 2, "resolution of an unknown one");
@@ -154,12 +142,7 @@ async fn a_claim_on_what_is_past_its_retention_takes_two() {
     let one = identity("one");
     let token = acquired(claim(&store, &one, &request(LONG, OnLost::Hold)).await).token;
     let none = Retention::new(Duration::ZERO);
-    applied(
-        store
-            .complete(one.digest(), &token, &outcome(), none)
-            .await
-            .unwrap(),
-    );
+    complete(&store, &one, &token, none).await;
     let (requests, claimed) =
         cost(&server, claim(&store, &one, &request(LONG, OnLost::Hold))).await;
     assert_eq!((requests, acquired(claimed).attempt), (2, 1));
@@ -173,12 +156,7 @@ async fn purging_is_left_to_the_table_unless_asked_for() {
     let one = identity("one");
     let token = acquired(claim(&store, &one, &request(LONG, OnLost::Hold)).await).token;
     let none = Retention::new(Duration::ZERO);
-    applied(
-        store
-            .complete(one.digest(), &token, &outcome(), none)
-            .await
-            .unwrap(),
-    );
+    complete(&store, &one, &token, none).await;
 
     for asked in [1, 0] {
         let (requests, purged) = cost(&server, store.purge(100)).await;

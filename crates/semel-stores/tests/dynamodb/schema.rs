@@ -182,12 +182,7 @@ async fn a_probe_says_when_nothing_is_deleted() {
     let one = identity("one");
     let token = acquired(claim(&store, &one, &request(LONG, OnLost::Hold)).await).token;
     let none = Retention::new(Duration::ZERO);
-    applied(
-        store
-            .complete(one.digest(), &token, &outcome(), none)
-            .await
-            .unwrap(),
-    );
+    complete(&store, &one, &token, none).await;
     assert_eq!(store.purge(10).await.unwrap().removed, 1);
 }
 

@@ -9,6 +9,7 @@ use semel_stores::{NatsOptions, OpenError, Schema};
 use semel_testkit::servers::{Kind, Nats, NatsRelease, Server as _, shared};
 
 use super::{LONG, Own, acquire, complete, identity, open, options, request, unique, with_bucket};
+use crate::certificates::Authority;
 
 fn server() -> String {
     shared(Kind::Nats).unwrap()
@@ -206,43 +207,16 @@ async fn tokens_work_too() {
     }
 }
 
-/// A certificate for this machine's address, by an authority of its own.
-fn certificate(folder: &std::path::Path) {
-    let openssl = |arguments: &str| {
-        let done = std::process::Command::new("openssl")
-            .args(arguments.split(' '))
-            .current_dir(folder)
-            .output()
-            .unwrap();
-        assert!(
-            done.status.success(),
-            "{}",
-            String::from_utf8_lossy(&done.stderr)
-        );
-    };
-    std::fs::write(folder.join("names"), "subjectAltName=IP:127.0.0.1\n").unwrap();
-    openssl(
-        "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=authority -keyout ca.key -out ca.pem",
-    );
-    openssl("req -newkey rsa:2048 -nodes -subj /CN=server -keyout server.key -out server.csr");
-    openssl(
-        "x509 -req -days 2 -in server.csr -CA ca.pem -CAkey ca.key -CAcreateserial -extfile names \
-         -out server.pem",
-    );
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tls_is_checked_and_may_be_required() {
-    let folder = tempfile::tempdir().unwrap();
-    certificate(folder.path());
-    let path = |name: &str| folder.path().join(name).display().to_string();
+    let authority = Authority::new();
+    let signed = authority.sign(&["127.0.0.1"]);
     let own = Own::start(&format!(
         "jetstream {{ store_dir: \"DATA\" }}\ntls {{ cert_file: \"{}\", key_file: \"{}\" }}",
-        path("server.pem"),
-        path("server.key")
+        signed.certificate, signed.key
     ));
     let url = format!("nats://{}/semel?timeout=2s", own.address);
-    let trusted = format!("{url}&tls=on&ca={}", path("ca.pem"));
+    let trusted = format!("{url}&tls=on&ca={}", authority.file());
     open(&trusted).await.probe().await.unwrap();
     let error = options(&url).open().await.unwrap_err();
     assert_eq!(kind(&error), StoreErrorKind::Config, "{error}");

@@ -1,15 +1,15 @@
 //! One server, and what goes wrong on the way to it.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use semel::store::{Claim, Fenced, Retention, Store as _, StoreExt as _};
-use semel::{Outcome, StoreError, StoreErrorKind};
+use semel::store::{Claim, Fenced, Store as _, StoreExt as _};
+use semel::{AnyStore, Outcome, StoreErrorKind};
 use semel_testkit::proxy::{Fault, Proxy};
 use semel_testkit::servers::{Nats, Server as _};
 
 use super::{LONG, acquire, complete, identity, open, options, request, unique, with_bucket};
+use crate::servers;
 
 /// Tries until it works; every failure on the way is a typed one.
 async fn until_it_works<T, F>(mut step: impl FnMut() -> F) -> T
@@ -33,57 +33,7 @@ where
 async fn what_was_acknowledged_survives_a_kill() {
     let server = Nats::start().unwrap();
     let url = with_bucket(&server.url(), &unique("kill")).replace('?', "?timeout=2s&");
-    let store = Arc::new(open(&url).await);
-    let acknowledged = Arc::new(AtomicUsize::new(0));
-    let stop = Arc::new(AtomicBool::new(false));
-    let writers: Vec<_> = (0..8)
-        .map(|writer| {
-            let (store, stop, acknowledged) = (store.clone(), stop.clone(), acknowledged.clone());
-            tokio::spawn(async move {
-                let mut done = Vec::new();
-                for n in 0.. {
-                    if stop.load(Ordering::SeqCst) {
-                        break;
-                    }
-                    let identity = identity(&format!("kill-{writer}-{n}"));
-                    let Ok(Claim::Acquired(won)) = store.claim(&identity, &request(LONG)).await
-                    else {
-                        continue;
-                    };
-                    if let Ok(Fenced::Applied) = complete(&store, &identity, &won.token).await {
-                        acknowledged.fetch_add(1, Ordering::SeqCst);
-                        done.push(identity);
-                    }
-                }
-                done
-            })
-        })
-        .collect();
-    let mut before = 0;
-    for _ in 0..3 {
-        tokio::time::sleep(Duration::from_millis(700)).await;
-        assert!(
-            acknowledged.load(Ordering::SeqCst) > before,
-            "nothing went on"
-        );
-        server.nodes()[0].kill();
-        before = acknowledged.load(Ordering::SeqCst);
-        tokio::time::sleep(Duration::from_millis(100)).await;
-        server.nodes()[0].start().unwrap();
-    }
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    stop.store(true, Ordering::SeqCst);
-    let mut kept = 0;
-    for writer in writers {
-        for identity in writer.await.unwrap() {
-            let claim =
-                until_it_works(|| async { store.claim(&identity, &request(LONG)).await }).await;
-            assert!(matches!(claim, Claim::Completed { .. }), "lost: {claim:?}");
-            kept += 1;
-        }
-    }
-    println!("{kept} acknowledged completions, all there after three kills");
-    assert!(kept > before, "the store did not come back by itself");
+    servers::killed(&server, AnyStore::new(open(&url).await)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -94,72 +44,17 @@ async fn lost_answers_are_unknown_and_repeating_is_right() {
     let url = with_bucket(&server.url_through(proxy.address()), &bucket);
     let store = open(&url.replace('?', "?timeout=600ms&")).await;
     let direct = open(&with_bucket(&server.url(), &bucket)).await;
-
-    let identity = identity("lost");
-    let asked = request(LONG);
-    proxy.set(Fault::SwallowAnswers);
-    let error = store.claim(&identity, &asked).await.unwrap_err();
-    assert_eq!(error.kind(), StoreErrorKind::Unknown, "{error}");
-    // It happened: another sees it.
-    let rival = direct.claim(&identity, &request(LONG)).await.unwrap();
-    assert!(matches!(rival, Claim::InFlight { .. }), "{rival:?}");
-    proxy.set(Fault::None);
-    let again = until_it_works(|| async { store.claim(&identity, &asked).await }).await;
-    let Claim::Acquired(won) = again else {
-        panic!("lost to its own claim: {again:?}")
-    };
-    assert_eq!(won.token.nonce, asked.nonce);
-
-    proxy.set(Fault::SwallowAnswers);
-    let error = complete(&store, &identity, &won.token).await.unwrap_err();
-    assert_eq!(error.kind(), StoreErrorKind::Unknown, "{error}");
-    proxy.set(Fault::None);
-    let done = until_it_works(|| async { complete(&store, &identity, &won.token).await }).await;
-    assert_eq!(done, Fenced::Applied);
-    assert!(proxy.hits() > 0);
+    servers::lost_answers(&proxy, store, direct, &[Fault::SwallowAnswers]).await;
 }
 
-/// The completion is stored, and its answer lost. Before it is asked for again, its retention is over and another claim
-/// holds the record: to say that the completion was refused would be false.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_step_that_others_came_after_is_not_called_refused() {
     let server = Nats::start().unwrap();
     let proxy = Proxy::start(server.address()).unwrap();
     let bucket = unique("after");
-    let store = Arc::new(open(&with_bucket(&server.url_through(proxy.address()), &bucket)).await);
+    let store = open(&with_bucket(&server.url_through(proxy.address()), &bucket)).await;
     let direct = open(&with_bucket(&server.url(), &bucket)).await;
-    let identity = identity("after");
-    let token = acquire(&store, &identity, LONG).await;
-
-    proxy.set(Fault::SwallowAnswers);
-    let completing = {
-        let (store, identity) = (store.clone(), identity.clone());
-        let (outcome, brief) = (Outcome::success(b"done"), Duration::from_millis(50));
-        tokio::spawn(async move {
-            let retention = Retention::new(brief);
-            store
-                .complete(identity.digest(), &token, &outcome, retention)
-                .await
-        })
-    };
-    let next = until_it_works(|| async {
-        match direct.claim(&identity, &request(LONG)).await? {
-            Claim::Acquired(next) => Ok(next.token),
-            other => Err(StoreError::new(
-                StoreErrorKind::NotApplied,
-                format!("{other:?}"),
-            )),
-        }
-    });
-    let next = next.await;
-    proxy.set(Fault::None);
-    let error = completing.await.unwrap().unwrap_err();
-    assert_eq!(error.kind(), StoreErrorKind::Unknown, "{error}");
-    assert!(error.to_string().contains("refused now"), "{error}");
-    assert_eq!(
-        complete(&direct, &identity, &next).await.unwrap(),
-        Fenced::Applied
-    );
+    servers::others_came_after(&proxy, store, direct, false).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

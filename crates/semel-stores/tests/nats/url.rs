@@ -24,7 +24,7 @@ fn what_is_refused_is_explained_without_secrets() {
         ("nats://localhost/a.b", "needs a bucket"),
         ("nats:///semel", "needs a host"),
         ("nats://localhost/semel?replicas=2", "1, 3 or 5"),
-        ("nats://localhost/semel?storage=tape", "file or memory"),
+        ("nats://localhost/semel?storage=tape", "`file` or `memory`"),
         (
             "nats://localhost/semel?schema=drop",
             "`expect`, `create` or `migrate`",

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use ::redis::from_redis_value;
 use semel::store::{ClaimRequest, ListQuery, OnLost, StoreExt as _};
-use semel::{StateKind, Store as _};
+use semel::{AnyStore, StateKind, Store as _};
 use semel_testkit::servers::{RedisCluster, Server as _};
 use tokio::time::sleep;
 
-use super::faults::Load;
-use super::{acquired, claim, eventually, identity, options, request, tell};
+use super::{acquired, claim, identity, options, request, tell};
+use crate::servers::{Load, eventually};
 
 /// The masters, by their ids, with their addresses and slots.
 async fn masters(address: SocketAddr) -> BTreeMap<String, (SocketAddr, Vec<u16>)> {
@@ -73,7 +73,8 @@ async fn slots_that_move_under_load_lose_nothing() {
         let identity = identity("a-key-of-some-length");
         standing.push((claim(&store, &identity).await, identity));
     }
-    let load = Load::start(&store, 16);
+    let any = AnyStore::new(store.clone());
+    let load = Load::start(&any, 16);
     let masters = masters(cluster.address()).await;
     let ids: Vec<_> = masters.iter().collect();
     let mut moved = 0;
@@ -97,7 +98,7 @@ async fn slots_that_move_under_load_lose_nothing() {
         let done = store.abandon(identity.digest(), &own.token);
         assert_eq!(done.await.unwrap(), semel::store::Fenced::Applied);
     }
-    load.check(&store).await;
+    load.check(&any).await;
     cluster.wait_until_agreed().unwrap();
     // A page looks at some of many keys only.
     let mut query = ListQuery::new(StateKind::Released);
@@ -163,7 +164,8 @@ async fn a_master_that_fails_under_load_is_replaced() {
         .open(&cluster.url())
         .await
         .unwrap();
-    let load = Load::start(&store, 8);
+    let any = AnyStore::new(store.clone());
+    let load = Load::start(&any, 8);
     load.more(50).await;
     let nodes = cluster.nodes();
     let masters = masters(cluster.address()).await;
@@ -176,7 +178,7 @@ async fn a_master_that_fails_under_load_is_replaced() {
     victim.start().unwrap();
     cluster.wait_until_agreed().unwrap();
     load.more(100).await;
-    let kept = load.check(&store).await;
+    let kept = load.check(&any).await;
     assert!(kept >= 150, "{kept}");
 }
 
@@ -185,7 +187,8 @@ async fn a_master_that_is_paused_and_replaced_is_left() {
     let cluster = RedisCluster::start().unwrap();
     let options = options().timeout(Duration::from_secs(1));
     let store = options.open(&cluster.url()).await.unwrap();
-    let load = Load::start(&store, 8);
+    let any = AnyStore::new(store.clone());
+    let load = Load::start(&any, 8);
     load.more(50).await;
     let nodes = cluster.nodes();
     let masters = masters(cluster.address()).await;

@@ -1,23 +1,16 @@
 //! Servers and connections that break.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use semel::store::{
-    Claim, ClaimRequest, Fenced, Nonce, OnLost, Resolution, Retention, StoreExt as _, Verdict,
-};
-use semel::{FinishedStep, Outcome, Store as _, StoreErrorKind};
-use semel_stores::RedisStore;
+use semel::store::{Claim, ClaimRequest, Fenced, OnLost, StoreExt as _};
+use semel::{AnyStore, FinishedStep, Store as _, StoreErrorKind};
 use semel_testkit::proxy::{Fault, Proxy};
 use semel_testkit::servers::{Redis, Server as _};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use super::{
-    acquired, claim, claim_at_last, complete_at_last, eventually, failed, identity, options,
-    request, tell,
-};
+use super::{acquired, claim, failed, identity, options, request, tell};
+use crate::servers::{self, Load, did_not_happen, eventually};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_that_was_lost_leaves_no_doubt_when_asked_again() {
@@ -25,56 +18,22 @@ async fn an_answer_that_was_lost_leaves_no_doubt_when_asked_again() {
     let proxy = Proxy::start(server.address()).unwrap();
     let url = server.url_through(proxy.address());
     let options = options().timeout(Duration::from_millis(700));
-    for fault in [
+    let open = async |url: &str| options.clone().open(url).await.unwrap();
+    let (store, direct) = (open(&url).await, open(&server.url()).await);
+    let faults = [
         Fault::CutAnswers,
         Fault::HalveAnswers,
         Fault::SwallowAnswers,
-    ] {
-        // A standing connection: the step goes out, and only its answer is lost.
-        proxy.set(Fault::None);
-        let store = options.clone().open(&url).await.unwrap();
-        let (identity, asked) = (super::identity("a-key-of-some-length"), request());
-        claim(&store, &super::identity("warms-up-the-store")).await;
-
-        proxy.set(fault);
-        failed(
-            store.claim(&identity, &asked).await,
-            StoreErrorKind::Unknown,
-        );
-        proxy.set(Fault::None);
-        let own = acquired(eventually(async || store.claim(&identity, &asked).await).await);
-        assert_eq!(own.attempt, 1, "{fault:?}");
-
-        proxy.set(fault);
-        let complete = async || {
-            let digest = identity.digest();
-            super::complete(&store, digest, &own.token).await
-        };
-        failed(complete().await, StoreErrorKind::Unknown);
-        proxy.set(Fault::None);
-        assert_eq!(eventually(complete).await, Fenced::Applied);
-
-        let second = super::identity("another-key-of-some-length");
-        let own = claim(&store, &second).await;
-        proxy.set(fault);
-        let abandon = async || store.abandon(second.digest(), &own.token).await;
-        failed(abandon().await, StoreErrorKind::Unknown);
-        proxy.set(Fault::None);
-        assert_eq!(eventually(abandon).await, Fenced::Applied);
-        assert!(proxy.hits() > 0);
-    }
+    ];
+    servers::lost_answers(&proxy, store, direct, &faults).await;
     // Nobody there: certainly not done.
-    let store = options.open(&url).await.unwrap();
+    let store = open(&url).await;
     proxy.set(Fault::Refuse);
     sleep(Duration::from_millis(50)).await;
-    let first = store
-        .claim(&identity("a-key-of-some-length"), &request())
-        .await;
+    let key = identity("a-key-of-some-length");
     // The connection that stood may have taken it.
-    assert!(first.is_err());
-    let next = store
-        .claim(&identity("a-key-of-some-length"), &request())
-        .await;
+    assert!(store.claim(&key, &request()).await.is_err());
+    let next = store.claim(&key, &request()).await;
     failed(next, StoreErrorKind::NotApplied);
 }
 
@@ -97,13 +56,7 @@ async fn a_step_that_arrives_twice_is_done_once() {
         assert_eq!(second.attempt, 2);
         let marked = store.mark_unknown(digest, &second.token).await;
         assert_eq!(marked.unwrap(), Fenced::Applied);
-        let resolution = Resolution {
-            verdict: Verdict::DidNotHappen,
-            by: "test".into(),
-            reason: "asked".into(),
-            fence: second.token.fence,
-            nonce: Nonce::random().unwrap(),
-        };
+        let resolution = did_not_happen(second.token.fence);
         let resolved = store.resolve(digest, &resolution).await;
         assert_eq!(resolved.unwrap(), Fenced::Applied);
         let third = claim(&store, &identity).await;
@@ -117,47 +70,15 @@ async fn a_step_that_arrives_twice_is_done_once() {
     assert!(proxy.hits() > 100);
 }
 
-/// The completion is stored, and its answer lost. Before it is sent again, its retention is over and another claim holds
-/// the record: to say that the completion was refused would be false.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_step_that_others_came_after_is_not_called_refused() {
     let server = Redis::start(&[]).unwrap();
     let proxy = Proxy::start(server.address()).unwrap();
     let options = options();
-    let store = options
-        .clone()
-        .open(&server.url_through(proxy.address()))
-        .await
-        .unwrap();
+    let through = server.url_through(proxy.address());
+    let store = options.clone().open(&through).await.unwrap();
     let direct = options.open(&server.url()).await.unwrap();
-    let identity = identity("a-key-of-some-length");
-    let token = claim(&store, &identity).await.token;
-
-    proxy.set(Fault::SwallowAnswers);
-    let completing = {
-        let identity = identity.clone();
-        tokio::spawn(async move {
-            let (outcome, brief) = (
-                Outcome::success(b"done"),
-                Retention::new(Duration::from_millis(50)),
-            );
-            store
-                .complete(identity.digest(), &token, &outcome, brief)
-                .await
-        })
-    };
-    let next = loop {
-        match direct.claim(&identity, &request()).await.unwrap() {
-            Claim::Acquired(next) => break next.token,
-            _ => sleep(Duration::from_millis(10)).await,
-        }
-    };
-    proxy.set(Fault::None);
-    proxy.cut();
-    let error = failed(completing.await.unwrap(), StoreErrorKind::Unknown);
-    assert!(error.to_string().contains("refused now"), "{error}");
-    let done = super::complete(&direct, identity.digest(), &next);
-    assert_eq!(done.await.unwrap(), Fenced::Applied);
+    servers::others_came_after(&proxy, store, direct, true).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -181,66 +102,10 @@ async fn a_connection_that_was_cut_is_made_again_within_the_step() {
     }
 }
 
-/// Callers that claim and complete until they are stopped. Counts what was done, and keeps those
-/// whose completion was acknowledged.
-pub(super) struct Load {
-    stop: Arc<AtomicBool>,
-    done: Arc<AtomicUsize>,
-    callers: JoinSet<Vec<semel::Identity>>,
-}
-
-impl Load {
-    pub(super) fn start(store: &RedisStore, callers: usize) -> Self {
-        let mut load = Self {
-            stop: Arc::default(),
-            done: Arc::default(),
-            callers: JoinSet::new(),
-        };
-        for _ in 0..callers {
-            let (store, stop, done) = (store.clone(), load.stop.clone(), load.done.clone());
-            load.callers.spawn(async move {
-                let mut kept = Vec::new();
-                while !stop.load(Ordering::Relaxed) {
-                    let (identity, asked) = (identity("a-key-of-some-length"), request());
-                    let own = acquired(claim_at_last(&store, &identity, &asked).await);
-                    let fenced = complete_at_last(&store, identity.digest(), &own.token).await;
-                    assert_eq!(fenced, Fenced::Applied);
-                    done.fetch_add(1, Ordering::Relaxed);
-                    kept.push(identity);
-                }
-                kept
-            });
-        }
-        load
-    }
-
-    /// Lets it run until this many more are done.
-    pub(super) async fn more(&self, count: usize) {
-        let wanted = self.done.load(Ordering::Relaxed) + count;
-        let end = tokio::time::Instant::now() + Duration::from_secs(60);
-        while self.done.load(Ordering::Relaxed) < wanted {
-            assert!(tokio::time::Instant::now() < end, "nothing goes on");
-            sleep(Duration::from_millis(10)).await;
-        }
-    }
-
-    /// Every acknowledged completion is replayed.
-    pub(super) async fn check(self, store: &RedisStore) -> usize {
-        self.stop.store(true, Ordering::Relaxed);
-        let mut count = 0;
-        for identity in self.callers.join_all().await.into_iter().flatten() {
-            let again = eventually(async || store.claim(&identity, &request()).await).await;
-            assert!(matches!(again, Claim::Completed { .. }), "{again:?}");
-            count += 1;
-        }
-        count
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn scripts_that_were_flushed_are_sent_again_under_load() {
     let server = Redis::start(&[]).unwrap();
-    let store = options().open(&server.url()).await.unwrap();
+    let store = AnyStore::new(options().open(&server.url()).await.unwrap());
     let load = Load::start(&store, 16);
     for _ in 0..20 {
         tell(server.address(), &["SCRIPT", "FLUSH"]).await;
@@ -252,7 +117,7 @@ async fn scripts_that_were_flushed_are_sent_again_under_load() {
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_that_are_killed_under_load_are_made_again() {
     let server = Redis::start(&[]).unwrap();
-    let store = options().connections(3).open(&server.url()).await.unwrap();
+    let store = AnyStore::new(options().connections(3).open(&server.url()).await.unwrap());
     let load = Load::start(&store, 16);
     for _ in 0..20 {
         tell(server.address(), &["CLIENT", "KILL", "TYPE", "normal"]).await;
@@ -265,15 +130,7 @@ async fn connections_that_are_killed_under_load_are_made_again() {
 async fn nothing_acknowledged_is_lost_when_the_server_is_killed() {
     let server = Redis::start(&[]).unwrap();
     let store = options().open(&server.url()).await.unwrap();
-    let load = Load::start(&store, 16);
-    for _ in 0..3 {
-        load.more(50).await;
-        server.nodes()[0].kill();
-        sleep(Duration::from_millis(100)).await;
-        server.nodes()[0].start().unwrap();
-    }
-    load.more(50).await;
-    assert!(load.check(&store).await >= 200);
+    servers::killed(&server, AnyStore::new(store)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -325,7 +182,7 @@ async fn a_pause_longer_than_the_lease_leaves_one_winner() {
                     assert!(passing.contains(&error.kind()), "{error}");
                 }
                 // The same claim, until there is an answer.
-                claim_at_last(&store, &identity, &asked).await
+                eventually(|| store.claim(&identity, &asked)).await
             });
         }
         // The holder, too, finds that it no longer is one, or that it still is.
@@ -366,21 +223,10 @@ async fn a_master_that_becomes_a_replica_takes_no_step_until_it_is_one_again() {
     assert_eq!(done.unwrap(), Fenced::Applied);
 }
 
-/// The answer to a claim is lost, and sent again it finds another's attempt: its first sending may arrive after that.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_in_doubt_is_not_simply_told_of_another() {
     let server = Redis::start(&[]).unwrap();
     let proxy = Proxy::start(server.address()).unwrap();
     let url = server.url_through(proxy.address());
-    let store = options().open(&url).await.unwrap();
-    let key = identity("key");
-    claim(&store, &key).await;
-    let other = ClaimRequest {
-        nonce: Nonce::random().unwrap(),
-        ..request()
-    };
-    proxy.once(Fault::CutAnswers);
-    failed(store.claim(&key, &other).await, StoreErrorKind::Unknown);
-    let again = store.claim(&key, &other).await.unwrap();
-    assert!(matches!(again, Claim::InFlight { .. }), "{again:?}");
+    servers::a_claim_in_doubt(&proxy, options().open(&url).await.unwrap()).await;
 }

@@ -85,34 +85,6 @@ async fn tell(address: SocketAddr, words: &[&str]) -> Value {
     ask(address, &command).await
 }
 
-/// How long something is tried again.
-struct Patience(tokio::time::Instant);
-
-impl Patience {
-    fn new() -> Self {
-        Self(tokio::time::Instant::now() + Duration::from_secs(30))
-    }
-
-    async fn after(&self, error: StoreError) {
-        assert!(
-            tokio::time::Instant::now() < self.0,
-            "still failing: {error}"
-        );
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-}
-
-/// Tries until it succeeds.
-async fn eventually<T>(mut attempt: impl AsyncFnMut() -> Result<T, StoreError>) -> T {
-    let patience = Patience::new();
-    loop {
-        match attempt().await {
-            Ok(answer) => return answer,
-            Err(error) => patience.after(error).await,
-        }
-    }
-}
-
 async fn complete(
     store: &RedisStore,
     digest: &IdentityDigest,
@@ -122,25 +94,4 @@ async fn complete(
     store
         .complete(digest, token, &outcome, Retention::ORDER)
         .await
-}
-
-/// Claims, with one nonce, until there is an answer.
-async fn claim_at_last(store: &RedisStore, identity: &Identity, asked: &ClaimRequest) -> Claim {
-    let patience = Patience::new();
-    loop {
-        match store.claim(identity, asked).await {
-            Ok(answer) => return answer,
-            Err(error) => patience.after(error).await,
-        }
-    }
-}
-
-async fn complete_at_last(store: &RedisStore, digest: &IdentityDigest, token: &Token) -> Fenced {
-    let patience = Patience::new();
-    loop {
-        match complete(store, digest, token).await {
-            Ok(answer) => return answer,
-            Err(error) => patience.after(error).await,
-        }
-    }
 }

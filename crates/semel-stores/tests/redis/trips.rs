@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use semel::store::{Claim, Fenced, Nonce, Resolution, StoreExt as _, Verdict};
+use semel::store::{Claim, Fenced, StoreExt as _};
 use semel::{FinishedStep, Store as _};
 use semel_testkit::proxy::Proxy;
 use semel_testkit::servers::{Redis, Server as _};
 
 use super::{acquired, claim, identity, options, request};
+use crate::servers::{did_not_happen, eventually};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn frequent_steps_are_one_round_trip() {
@@ -61,13 +62,7 @@ async fn frequent_steps_are_one_round_trip() {
     let marked = store.mark_unknown(second.digest(), &own.token).await;
     assert_eq!(marked.unwrap(), Fenced::Applied);
     trips(2, "marking as unknown");
-    let resolution = Resolution {
-        verdict: Verdict::DidNotHappen,
-        by: "test".into(),
-        reason: "asked".into(),
-        fence: own.token.fence,
-        nonce: Nonce::random().unwrap(),
-    };
+    let resolution = did_not_happen(own.token.fence);
     let resolved = store.resolve(second.digest(), &resolution).await;
     assert_eq!(resolved.unwrap(), Fenced::Applied);
     trips(2, "a resolution");
@@ -84,7 +79,7 @@ async fn waiting_for_a_replica_goes_with_the_step() {
     // Until the replica has joined, claims are unknown.
     let options = options().wait_replicas(1);
     let store = options.clone().open(&url).await.unwrap();
-    super::eventually(async || {
+    eventually(async || {
         store
             .claim(&identity("a-key-of-some-length"), &request())
             .await
@@ -141,6 +136,6 @@ async fn waiting_for_a_replica_goes_with_the_step() {
         semel::StoreErrorKind::Unknown,
     );
     replica.nodes()[0].resume();
-    let own = super::eventually(async || store.claim(&second, &asked).await).await;
+    let own = eventually(async || store.claim(&second, &asked).await).await;
     assert_eq!(acquired(own).attempt, 1);
 }

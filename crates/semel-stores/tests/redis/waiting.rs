@@ -1,38 +1,24 @@
 //! Waiters: how soon they are woken, and by whom.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use semel::Store as _;
 use semel::store::{StoreExt as _, Waited};
-use semel::{Store as _, StoreErrorKind};
-use semel_testkit::servers::{self, Kind, Redis, Server as _};
+use semel_testkit::servers::{Kind, Redis, Server as _, shared};
 use tokio::time::sleep;
 
 use super::{claim, identity, options, tell};
 use crate::runtimes::runtime;
+use crate::servers;
 
 #[expect(clippy::print_stdout, reason = "a measurement")]
 async fn median(kind: Kind) {
-    let url = servers::shared(kind).unwrap();
+    let url = shared(kind).unwrap();
     let options = options();
     let store = options.clone().open(&url).await.unwrap();
-    let other = options.open(&url).await.unwrap();
-    let mut took = Vec::new();
-    for _ in 0..31 {
-        let identity = identity("a-key-of-some-length");
-        let own = claim(&store, &identity).await;
-        let (waiting, digest) = (other.clone(), *identity.digest());
-        let waiter = tokio::spawn(async move {
-            let waited = waiting.wait(&digest, own.token.fence, Duration::from_secs(20));
-            assert_eq!(waited.await.unwrap(), Waited::Changed);
-            Instant::now()
-        });
-        sleep(Duration::from_millis(20)).await;
-        let done = super::complete(&store, identity.digest(), &own.token);
-        let _ = done.await.unwrap();
-        let from = Instant::now();
-        took.push(waiter.await.unwrap().saturating_duration_since(from));
-    }
-    took.sort_unstable();
+    let other = Arc::new(options.open(&url).await.unwrap());
+    let took = servers::woken(&store, &other, 31, Duration::from_millis(20)).await;
     println!(
         "{}: woken after the completion's answer: median {:?}, longest {:?}",
         kind.name(),
@@ -219,18 +205,6 @@ fn another_subscribes_where_a_runtime_ends() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn closing_ends_waits_at_once() {
-    let url = servers::shared(Kind::Redis).unwrap();
-    let store = options().open(&url).await.unwrap();
-    let identity = identity("a-key-of-some-length");
-    let own = claim(&store, &identity).await;
-    let (waiting, digest) = (store.clone(), *identity.digest());
-    let waiter = tokio::spawn(async move {
-        let wait = waiting.wait(&digest, own.token.fence, Duration::from_secs(60));
-        wait.await
-    });
-    sleep(Duration::from_millis(100)).await;
-    let from = Instant::now();
-    store.close().await.unwrap();
-    super::failed(waiter.await.unwrap(), StoreErrorKind::Closed);
-    assert!(from.elapsed() < Duration::from_secs(5));
+    let url = shared(Kind::Redis).unwrap();
+    servers::closing_ends_waits(options().open(&url).await.unwrap()).await;
 }
