@@ -16,6 +16,7 @@ pub mod lines;
 pub mod lost;
 pub mod named;
 pub mod nemesis;
+pub mod part;
 pub mod power;
 mod process;
 pub mod reasons;

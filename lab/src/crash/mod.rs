@@ -18,9 +18,8 @@ mod report;
 pub(crate) mod steps;
 mod transaction;
 pub(crate) mod wire;
-pub mod worker;
+pub(crate) mod worker;
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -43,19 +42,19 @@ use payments::Service;
 use transaction::Tables;
 use worker::Settings;
 
-/// Does the run with workers of this program, and says what came of it. Whether nothing is wrong.
+/// Does the run, and says what came of it. Whether nothing is wrong.
 ///
 /// # Errors
 /// Where the run could not be done.
-pub async fn run(options: &Options, program: &Path) -> Result<bool> {
+pub async fn run(options: &Options) -> Result<bool> {
     match options.database {
-        Database::Postgres => on::<PostgresStore>(options, program).await,
-        Database::Sqlite => on::<SqliteStore>(options, program).await,
-        Database::Mysql => on::<MysqlStore>(options, program).await,
+        Database::Postgres => on::<PostgresStore>(options).await,
+        Database::Sqlite => on::<SqliteStore>(options).await,
+        Database::Mysql => on::<MysqlStore>(options).await,
     }
 }
 
-async fn on<B: Base>(options: &Options, program: &Path) -> Result<bool> {
+async fn on<B: Base>(options: &Options) -> Result<bool> {
     let folder = tempfile::Builder::new().prefix("semel-lab-").tempdir()?;
     let place = Place::start(options.database, options.url.as_deref(), folder.path()).await?;
     let store = B::open(place.url()).await.context("the store")?;
@@ -74,7 +73,6 @@ async fn on<B: Base>(options: &Options, program: &Path) -> Result<bool> {
     let only = &options.points;
     points.retain(|point| only.is_empty() || only.contains(point));
     let run = Arc::new(Run {
-        program: program.into(),
         place,
         store,
         tables,

@@ -23,12 +23,9 @@ use super::transaction::{self, Tables};
 use crate::base::{Base, Database};
 use crate::process::{Orders, say};
 
-/// The hidden subcommand.
-pub const COMMAND: &str = "crash-worker";
-
 /// What a worker is told.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Settings {
+pub(crate) struct Settings {
     pub(super) options: Options,
     pub(super) url: String,
     /// What tells this run's keys and tables from those of others.
@@ -54,23 +51,12 @@ pub(super) struct Worker<B> {
 }
 
 /// The worker's process. Its input ends with its parent, and so does it.
-///
-/// # Errors
-/// Where the store cannot be opened.
-pub fn run(settings: Settings) -> Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
-    let done = runtime.block_on(async {
-        match settings.options.database {
-            Database::Postgres => obey::<PostgresStore>(settings).await,
-            Database::Sqlite => obey::<SqliteStore>(settings).await,
-            Database::Mysql => obey::<MysqlStore>(settings).await,
-        }
-    });
-    // A thread that reads the input would keep it waiting.
-    runtime.shutdown_background();
-    done
+pub(crate) async fn run(settings: Settings) -> Result<()> {
+    match settings.options.database {
+        Database::Postgres => obey::<PostgresStore>(settings).await,
+        Database::Sqlite => obey::<SqliteStore>(settings).await,
+        Database::Mysql => obey::<MysqlStore>(settings).await,
+    }
 }
 
 async fn obey<B: Base>(settings: Settings) -> Result<()> {

@@ -32,9 +32,6 @@ use crate::crash::pointed::Pointed;
 use crate::process::{Orders, say};
 use crate::versioned;
 
-/// The hidden subcommand.
-pub const COMMAND: &str = "events-consumer";
-
 /// How many deliveries a consumer takes at once that takes them in batches.
 const BATCH: usize = 16;
 /// So often an event may fail.
@@ -42,7 +39,7 @@ pub(super) const MAX_ATTEMPTS: u32 = 5;
 
 /// What a consumer is told.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Settings {
+pub(crate) struct Settings {
     pub(super) options: Options,
     pub(super) url: String,
     /// What tells this run's events and tables from those of others.
@@ -83,23 +80,12 @@ pub(super) enum Said {
 }
 
 /// The consumer's process. Its input ends with its parent, and so does it.
-///
-/// # Errors
-/// Where the store cannot be opened.
-pub fn run(settings: Settings) -> Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
-    let done = runtime.block_on(async {
-        match settings.options.database {
-            Database::Postgres => obey::<PostgresStore>(settings).await,
-            Database::Sqlite => obey::<SqliteStore>(settings).await,
-            Database::Mysql => obey::<MysqlStore>(settings).await,
-        }
-    });
-    // A thread that reads the input would keep it waiting.
-    runtime.shutdown_background();
-    done
+pub(crate) async fn run(settings: Settings) -> Result<()> {
+    match settings.options.database {
+        Database::Postgres => obey::<PostgresStore>(settings).await,
+        Database::Sqlite => obey::<SqliteStore>(settings).await,
+        Database::Mysql => obey::<MysqlStore>(settings).await,
+    }
 }
 
 async fn obey<B: Base + VersionedIn>(settings: Settings) -> Result<()> {

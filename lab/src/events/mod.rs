@@ -8,7 +8,7 @@
 pub(crate) mod apply;
 mod broker;
 mod bugs;
-pub mod consumer;
+pub(crate) mod consumer;
 mod driver;
 pub(crate) mod judge;
 mod options;
@@ -17,7 +17,6 @@ mod report;
 pub(crate) mod shelf;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -41,19 +40,19 @@ use driver::{Kills, Run};
 use judge::Verdict;
 use plan::{Ends, Happening};
 
-/// Does the run with consumers of this program, and says what came of it. Whether nothing is wrong.
+/// Does the run, and says what came of it. Whether nothing is wrong.
 ///
 /// # Errors
 /// Where the run could not be done.
-pub async fn run(options: &Options, program: &Path) -> Result<bool> {
+pub async fn run(options: &Options) -> Result<bool> {
     match options.database {
-        Database::Postgres => on::<PostgresStore>(options, program).await,
-        Database::Sqlite => on::<SqliteStore>(options, program).await,
-        Database::Mysql => on::<MysqlStore>(options, program).await,
+        Database::Postgres => on::<PostgresStore>(options).await,
+        Database::Sqlite => on::<SqliteStore>(options).await,
+        Database::Mysql => on::<MysqlStore>(options).await,
     }
 }
 
-async fn on<B: Base + VersionedIn>(options: &Options, program: &Path) -> Result<bool> {
+async fn on<B: Base + VersionedIn>(options: &Options) -> Result<bool> {
     let folder = tempfile::Builder::new().prefix("semel-lab-").tempdir()?;
     let place = Place::start(options.database, options.url.as_deref(), folder.path()).await?;
     let store = B::open(place.url()).await.context("the store")?;
@@ -74,7 +73,6 @@ async fn on<B: Base + VersionedIn>(options: &Options, program: &Path) -> Result<
     };
     let points = driver::points(&place, poison);
     let run = Arc::new(Run {
-        program: program.into(),
         place,
         settings,
         broker: Broker::new(plan::deliveries(options.seed, options.events)),

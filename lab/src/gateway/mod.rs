@@ -17,7 +17,7 @@ mod records;
 mod report;
 #[cfg(test)]
 mod tests;
-pub mod upstream;
+pub(crate) mod upstream;
 mod work;
 
 use std::path::Path;
@@ -55,11 +55,11 @@ pub fn is_of_a_run(folder: &Path) -> bool {
     folder.join(KNOWN).exists()
 }
 
-/// Does the run, with `program` as the upstream, and says what came of it. Whether nothing is wrong.
+/// Does the run, and says what came of it. Whether nothing is wrong.
 ///
 /// # Errors
 /// Where the run could not be done.
-pub async fn run(options: &Options, program: &Path) -> Result<bool> {
+pub async fn run(options: &Options) -> Result<bool> {
     let faults = options.faults();
     torture::check_faults(&faults, &options.run.store, true)?;
     options.run.announce(&faults);
@@ -73,7 +73,7 @@ pub async fn run(options: &Options, program: &Path) -> Result<bool> {
         std::fs::read_dir(&folder)?.next().is_none(),
         "give --keep an empty folder: what an earlier run left would be judged with this one"
     );
-    let mut report = through(options, &faults, &folder, program).await?;
+    let mut report = through(options, &faults, &folder).await?;
     if !report.reasons.passed() {
         report.history = Some(folder.display().to_string());
         if options.run.keep.is_none() {
@@ -113,12 +113,7 @@ fn left(folder: &Path) -> Result<(Vec<Call>, Vec<Entry>)> {
     ))
 }
 
-async fn through(
-    options: &Options,
-    faults: &[Fault],
-    folder: &Path,
-    program: &Path,
-) -> Result<Report> {
+async fn through(options: &Options, faults: &[Fault], folder: &Path) -> Result<Report> {
     let run = &options.run;
     let semel = tokio::task::block_in_place(program::find)?;
     let mut of_store = faults.to_vec();
@@ -130,7 +125,7 @@ async fn through(
         address,
         ledger: folder.join(LEDGER),
     };
-    let upstream = Upstream::start(program, upstream).await?;
+    let upstream = Upstream::start(upstream).await?;
     let launch = Launch {
         options: options.clone(),
         program: semel,

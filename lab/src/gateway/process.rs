@@ -1,7 +1,7 @@
 //! The processes of a run: the gateways and the upstream.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
@@ -18,6 +18,7 @@ use super::options::Options;
 use super::upstream::{self, Mood};
 use crate::named::Named as _;
 use crate::nemesis::UPSTREAM_TIMEOUT;
+use crate::part::Part;
 use crate::process::{Process, send};
 
 /// Longer than anything here should take, even on a busy machine.
@@ -185,16 +186,14 @@ fn address_in(line: &str) -> Option<SocketAddr> {
 /// The upstream, in one life after the other, always at one address.
 #[derive(Debug)]
 pub(super) struct Upstream {
-    program: PathBuf,
     settings: upstream::Settings,
     process: Process,
 }
 
 impl Upstream {
-    pub(super) async fn start(program: &Path, settings: upstream::Settings) -> Result<Self> {
+    pub(super) async fn start(settings: upstream::Settings) -> Result<Self> {
         let mut upstream = Self {
-            program: program.into(),
-            process: Process::start(program, upstream::COMMAND, &settings)?,
+            process: Process::start(&Part::Upstream(settings.clone()))?,
             settings,
         };
         upstream.hear().await?;
@@ -217,7 +216,7 @@ impl Upstream {
     }
 
     pub(super) async fn revive(&mut self) -> Result<()> {
-        self.process = Process::start(&self.program, upstream::COMMAND, &self.settings)?;
+        self.process = Process::start(&Part::Upstream(self.settings.clone()))?;
         self.hear().await
     }
 }

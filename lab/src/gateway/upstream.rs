@@ -34,9 +34,6 @@ use crate::history::digest;
 use crate::lines::{Lines, read};
 use crate::process::{Orders, say};
 
-/// The hidden subcommand.
-pub const COMMAND: &str = "upstream";
-
 /// The call's number and whose it is; the fingerprint does not see them.
 pub(super) const CALL: &str = "x-call";
 pub(super) const WHOSE: &str = "x-whose";
@@ -58,22 +55,14 @@ pub(super) enum Mood {
 
 /// What it is told.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Settings {
+pub(crate) struct Settings {
     pub(super) options: Options,
     pub(super) address: SocketAddr,
     pub(super) ledger: PathBuf,
 }
 
 /// Runs it until the parent is gone.
-///
-/// # Errors
-/// Where it cannot listen, or its ledger cannot be read.
-pub fn run(settings: Settings) -> Result<()> {
-    let runtime = tokio::runtime::Runtime::new()?;
-    runtime.block_on(serve(settings))
-}
-
-async fn serve(settings: Settings) -> Result<()> {
+pub(crate) async fn run(settings: Settings) -> Result<()> {
     let books = Books::open(&settings.ledger)?;
     let listener = TcpListener::bind(settings.address).await?;
     let (moods, mood) = watch::channel(Mood::Well);

@@ -1,7 +1,7 @@
 //! What happens to the workers, and what must come of it.
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
@@ -10,10 +10,11 @@ use tokio::time::{Instant, sleep};
 
 use super::ledger::Ledger;
 use super::report::{Report, Retry};
-use super::worker::{COMMAND, Order, Point, Said, Settings, identity, paid};
+use super::worker::{Order, Point, Said, Settings, identity, paid};
 use super::{Bug, Options};
 use crate::gateway::OnLost;
 use crate::named::Named as _;
+use crate::part::Part;
 use crate::process::Process;
 use crate::torture::Target;
 
@@ -22,7 +23,6 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// One round.
 pub(super) struct Scene<'a> {
-    pub(super) program: &'a Path,
     pub(super) target: &'a Target,
     pub(super) ledger: PathBuf,
     pub(super) options: &'a Options,
@@ -53,7 +53,7 @@ impl Scene<'_> {
         let settings = self.settings(OnLost::Hold);
         let lost = self.killed(&settings, chance, report).await?;
         let keys: Vec<_> = lost.iter().map(|lost| lost.key.clone()).collect();
-        let mut worker = start(self.program, &settings).await?;
+        let mut worker = start(&settings).await?;
         // Twice: what is unknown stays so.
         for _ in 0..2 {
             let answers = run(&mut worker, &keys).await?;
@@ -81,7 +81,7 @@ impl Scene<'_> {
     async fn reconcile(&self, chance: &mut fastrand::Rng, report: &mut Report) -> Result<()> {
         let settings = self.settings(OnLost::Reconcile);
         let lost = self.killed(&settings, chance, report).await?;
-        let mut worker = start(self.program, &settings).await?;
+        let mut worker = start(&settings).await?;
         for Lost { key, after, .. } in &lost {
             let (state, by) = resolved(&mut worker, key).await?;
             let expected = if *after { "completed" } else { "released" };
@@ -117,7 +117,7 @@ impl Scene<'_> {
     async fn retry(&self, report: &mut Report) -> Result<()> {
         let settings = self.settings(OnLost::Retry);
         let keys = self.keys(OnLost::Retry);
-        let mut first = start(self.program, &settings).await?;
+        let mut first = start(&settings).await?;
         for key in &keys {
             first
                 .tell(&Order::Run(key.clone(), Some(Point::Before)))
@@ -131,7 +131,7 @@ impl Scene<'_> {
         first.signal(Signal::STOP)?;
         sleep(self.options.lease + self.options.lease / 2).await;
 
-        let mut second = start(self.program, &settings).await?;
+        let mut second = start(&settings).await?;
         let taken_over = run(&mut second, &keys).await?;
         first.signal(Signal::CONT)?;
         first.tell(&Order::Go).await?;
@@ -184,7 +184,7 @@ impl Scene<'_> {
         chance: &mut fastrand::Rng,
         report: &mut Report,
     ) -> Result<Vec<Lost>> {
-        let mut worker = start(self.program, settings).await?;
+        let mut worker = start(settings).await?;
         let keys = self.keys(settings.policy);
         for (nth, key) in keys.iter().enumerate() {
             // Both, whatever chance says.
@@ -251,8 +251,8 @@ impl Scene<'_> {
 }
 
 /// Starts a worker and waits until it has its store.
-async fn start(program: &Path, settings: &Settings) -> Result<Process> {
-    let mut worker = Process::start(program, COMMAND, settings)?;
+async fn start(settings: &Settings) -> Result<Process> {
+    let mut worker = Process::start(&Part::LostWorker(settings.clone()))?;
     match worker.hear().await? {
         Said::Ready => Ok(worker),
         other => bail!("a new worker says {other:?}"),

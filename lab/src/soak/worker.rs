@@ -20,11 +20,8 @@ use tokio::time::{Instant, interval, sleep};
 use super::options::{Bug, Options};
 use super::rhythm::{Beat, Beats};
 use super::{LEASE, RETENTION};
-use crate::process::{Orders, say};
+use crate::process::obey;
 use crate::worker::process::open;
-
-/// The hidden subcommand.
-pub const COMMAND: &str = "soak-worker";
 
 /// How many keys a task goes round. What a killed worker left in flight is taken over when its
 /// next life comes by.
@@ -32,7 +29,7 @@ const KEYS: u64 = 200;
 
 /// What all workers are told.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Settings {
+pub(crate) struct Settings {
     pub(super) options: Options,
     pub(super) url: String,
     pub(super) folder: PathBuf,
@@ -49,18 +46,7 @@ struct Worker {
 }
 
 /// Runs worker `number` in its `life`th life.
-///
-/// # Errors
-/// Where the store cannot be used.
-pub fn run(settings: Settings, number: u32, life: u32) -> Result<()> {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()?;
-    runtime.block_on(obey(settings, number, life))
-}
-
-async fn obey(settings: Settings, number: u32, life: u32) -> Result<()> {
+pub(crate) async fn run(settings: Settings, number: u32, life: u32) -> Result<()> {
     let store = open(&settings.url).await?;
     let retention = match settings.options.bug {
         Some(Bug::KeepsRecords) => Duration::from_secs(3600),
@@ -96,27 +82,21 @@ async fn obey(settings: Settings, number: u32, life: u32) -> Result<()> {
             beats.write(&beat);
         }
     });
-    say(&"ready");
-    let mut orders = Orders::new();
-    while let Some(order) = orders.next::<String>().await? {
-        match order.as_str() {
-            "stop" => {
-                worker.stopped.store(true, Ordering::Relaxed);
-                while let Some(ended) = tasks.join_next().await {
-                    ended.context("a task of a worker")?;
-                }
-                say(&"stopped");
+    let obeyed = obey(async |order| match order {
+        "stop" => {
+            worker.stopped.store(true, Ordering::Relaxed);
+            while let Some(ended) = tasks.join_next().await {
+                ended.context("a task of a worker")?;
             }
-            "end" => {
-                others.abort_all();
-                // What closing says is of no use any more.
-                let _ = store.close().await;
-                return Ok(());
-            }
-            other => bail!("a worker does not know the order {other:?}"),
+            Ok("stopped")
         }
-    }
-    bail!("the parent is gone")
+        other => bail!("a worker does not know the order {other:?}"),
+    });
+    obeyed.await?;
+    others.abort_all();
+    // What closing says is of no use any more.
+    let _ = store.close().await;
+    Ok(())
 }
 
 async fn go_round(worker: Arc<Worker>, life: u32, task: u32) {

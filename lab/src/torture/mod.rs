@@ -30,9 +30,10 @@ use crate::ledger::{self, Effect};
 use crate::lines;
 use crate::named::Named as _;
 use crate::nemesis::{Fault, plan};
+use crate::part::Part;
 use crate::reasons::Reasons;
 use crate::report::{self, Report};
-use crate::worker::{Settings, process};
+use crate::worker::Settings;
 pub(crate) use fleet::{Fleet, walls};
 pub(crate) use options::seconds;
 pub(crate) use recovery::Recovery;
@@ -40,11 +41,11 @@ use strike::MOST_HOURS;
 pub(crate) use strike::{Struck, on_store, strike};
 pub(crate) use target::{check_faults, faults_of, faults_within};
 
-/// Does the run with workers of this program, and says what came of it. Whether nothing is wrong.
+/// Does the run, and says what came of it. Whether nothing is wrong.
 ///
 /// # Errors
 /// Where the run could not be done.
-pub async fn run(options: &Options, program: &Path) -> Result<bool> {
+pub async fn run(options: &Options) -> Result<bool> {
     let (run, faults) = (&options.run, options.faults());
     run.announce(&faults);
     let temporary = tempfile::Builder::new().prefix("semel-lab-").tempdir()?;
@@ -59,7 +60,7 @@ pub async fn run(options: &Options, program: &Path) -> Result<bool> {
         let begun = Instant::now();
         strike::all(&planned, &target, fleet, begun, begun + options.length).await
     };
-    let mut report = through(options, &target, &directory, program, faults).await?;
+    let mut report = through(options, &target, &directory, faults).await?;
     if !report.reasons.passed() && run.keep.is_none() {
         // For whoever looks for the cause.
         report.left_in(&temporary.keep());
@@ -72,12 +73,11 @@ pub(crate) async fn through(
     options: &Options,
     target: &Target,
     directory: &Path,
-    program: &Path,
     faults: impl AsyncFnOnce(&Mutex<Fleet>) -> Result<Struck>,
 ) -> Result<Report> {
     let settings = settings(options, target, directory);
     let calm = recovery::calm(nanos(target.elects()));
-    let ran = work(options, &settings, program, faults, calm).await?;
+    let ran = work(options, &settings, faults, calm).await?;
     examine(options, target, &settings, &ran)
 }
 
@@ -137,13 +137,14 @@ struct Ran {
 async fn work(
     options: &Options,
     settings: &Settings,
-    program: &Path,
     faults: impl AsyncFnOnce(&Mutex<Fleet>) -> Result<Struck>,
     calm: Nanos,
 ) -> Result<Ran> {
-    let (count, command) = (settings.options.processes, process::COMMAND);
+    let count = settings.options.processes;
     let walls = walls(&options.faults(), &settings.directory, count)?;
-    let fleet = Fleet::start(program, command, settings, count, walls).await?;
+    let settings = settings.clone();
+    let part = move |number, life| Part::Worker(settings.clone(), number, life);
+    let fleet = Fleet::start(part, count, walls).await?;
     let fleet = Mutex::new(fleet);
     let (begun, start) = (now(), Instant::now());
     let mut ran = Ran {
