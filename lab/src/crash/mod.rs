@@ -30,7 +30,6 @@ use tokio::task::JoinSet;
 pub use bugs::Bug;
 pub use options::Options;
 pub use point::{Point, Work};
-pub use report::Report;
 
 use crate::base::{Base, Database, Place};
 use crate::clock::now;
@@ -39,6 +38,7 @@ use board::{Board, Found};
 use driver::Run;
 use judge::Verdict;
 use payments::Service;
+use report::Report;
 use transaction::Tables;
 use worker::Settings;
 
@@ -87,7 +87,7 @@ async fn on<B: Base>(options: &Options) -> Result<bool> {
     verdict.left_in_flight = judge::in_flight(&run.store, &name).await?;
     run.tables.drop(&run.store).await?;
     run.store.close().await?;
-    let mut report = Report::new(options, &points, &found, verdict, steps, seconds);
+    let mut report = Report::new(options, &points, found, verdict, steps, seconds);
     if let Err(error) = stopped {
         report.reasons.failed(format!("{error:#}"));
     }

@@ -28,7 +28,6 @@ use tokio::task::JoinSet;
 pub(crate) use broker::Kind;
 pub use bugs::Bug;
 pub use options::{Options, Storm};
-pub use report::Report;
 
 use crate::base::{Base, Database, Place};
 use crate::clock::now;
@@ -39,6 +38,7 @@ use consumer::Settings;
 use driver::{Kills, Run};
 use judge::Verdict;
 use plan::{Ends, Happening};
+use report::Report;
 
 /// Does the run, and says what came of it. Whether nothing is wrong.
 ///

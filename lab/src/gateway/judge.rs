@@ -110,8 +110,9 @@ pub(super) struct Violation {
 }
 
 /// What the judge found.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default, Serialize)]
 pub(super) struct Findings {
+    #[serde(skip)]
     pub(super) violations: Vec<Violation>,
     pub(super) identities: usize,
     /// Those with an answer of their execution in the end.
@@ -122,8 +123,10 @@ pub(super) struct Findings {
     pub(super) double_effects: usize,
     /// Second effects of identities whose first attempt was lost, under `retry`.
     pub(super) explained_effects: usize,
+    #[serde(rename = "effects_refused")]
     pub(super) refused: usize,
     /// The share of the time until all was calm in which a gateway had no fault to blame for a refusal.
+    #[serde(skip)]
     pub(super) unexcused: f64,
 }
 
