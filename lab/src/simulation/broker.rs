@@ -3,6 +3,7 @@
 //! brokers are models.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fmt::Debug;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -13,14 +14,14 @@ use semel::guard::{Answered, Case, Finding, Guard, Policy, Reconciler};
 use semel::inbox::{DeadLetter, Event, Inbox, Reason};
 use semel::store::{OnLost, Retention};
 use semel_events::kafka::{Commit, Message, Offsets};
-use semel_events::{Answer, Delivery as _, TellError, Verdict, until_settled};
+use semel_events::{Answer, Delivery as _, Settled, TellError, Verdict, until_settled};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::Bug;
 use super::fleet::{Fleet, Runs};
 use super::wire::{Server, Weather, Wire};
-use super::world::{Process, World};
+use super::world::{Process, World, millis};
 
 const TOPIC: &str = "orders";
 const PARTITIONS: usize = 2;
@@ -439,6 +440,10 @@ struct Consumer {
 }
 
 impl Runs for Consumer {
+    fn guard(&self) -> &Guard<Wire> {
+        self.inbox.guard()
+    }
+
     /// Leaves its group, and ends what it has begun.
     async fn drain(&self) {
         self.stops.store(true, Ordering::Relaxed);
@@ -494,39 +499,45 @@ impl Consumer {
                     tag,
                     event: event.with_delivery(message.deliveries),
                 };
-                tokio::spawn(self.clone().settle(delivery, message.number));
+                let (consumer, number) = (self.clone(), message.number);
+                tokio::spawn(async move {
+                    let properly = delivery.settle(|| consumer.handle(delivery.event(), number));
+                    consumer.settle(&delivery, number, properly).await;
+                });
             }
             changed.await;
         }
     }
 
-    async fn settle(self, delivery: Delivery, number: u32) {
+    /// Settles a delivery as a planted bug does, or `properly`.
+    async fn settle<D: semel_events::Delivery, A: Debug>(
+        &self,
+        delivery: &D,
+        number: u32,
+        properly: impl Future<Output = Settled<A>>,
+    ) {
+        let event = delivery.event();
         match self.broker.bug {
             Some(Bug::AcknowledgesFirst) => {
                 delivery.tell(Verdict::Acknowledge).await.ok();
-                self.handle(delivery.event(), number).await.ok();
+                self.handle(event, number).await.ok();
             }
             Some(Bug::AcknowledgesFailed) => {
-                self.handle(delivery.event(), number).await.ok();
+                self.handle(event, number).await.ok();
                 delivery.tell(Verdict::Acknowledge).await.ok();
             }
-            Some(Bug::GivesBack) => {
-                let verdict = match self.handle(delivery.event(), number).await {
+            Some(Bug::GivesBack) if self.broker.setup.kind != Kind::Kafka => {
+                let verdict = match self.handle(event, number).await {
                     Err(_) => Verdict::Again(Duration::from_secs(1)),
                     answer => Verdict::from(&answer),
                 };
                 delivery.tell(verdict).await.ok();
             }
             _ => {
-                let settled = delivery
-                    .settle(|| self.handle(delivery.event(), number))
-                    .await;
-                self.broker.world.say(|| {
-                    format!(
-                        "event {number} at {}: {:?}",
-                        self.process.number, settled.answer
-                    )
-                });
+                let Settled { answer, .. } = properly.await;
+                let at = self.process.number;
+                let world = &self.broker.world;
+                world.say(|| format!("event {number} at {at}: {answer:?}"));
             }
         }
     }
@@ -630,10 +641,14 @@ impl Consumer {
                 && let Some((message, number)) = buffer.pop_front()
             {
                 let delivery = offsets.delivery(message);
-                tokio::spawn(
-                    self.clone()
-                        .settle_in_place(delivery, number, offsets.clone()),
-                );
+                let (consumer, offsets) = (self.clone(), offsets.clone());
+                tokio::spawn(async move {
+                    let handle = || consumer.handle(delivery.event(), number);
+                    let properly = until_settled(&delivery, handle);
+                    consumer.settle(&delivery, number, properly).await;
+                    drop(offsets);
+                    consumer.broker.changed.notify_waiters();
+                });
             }
             for commit in offsets.to_commit() {
                 let is_lost = !broker.is_calm() && broker.world.one_in(4);
@@ -650,37 +665,6 @@ impl Consumer {
         }
     }
 
-    async fn settle_in_place(
-        self,
-        delivery: semel_events::kafka::Delivery,
-        number: u32,
-        offsets: Offsets,
-    ) {
-        // The bugs of an application that has them.
-        match self.broker.bug {
-            Some(Bug::AcknowledgesFirst) => {
-                delivery.tell(Verdict::Acknowledge).await.ok();
-                self.handle(delivery.event(), number).await.ok();
-            }
-            Some(Bug::AcknowledgesFailed) => {
-                self.handle(delivery.event(), number).await.ok();
-                delivery.tell(Verdict::Acknowledge).await.ok();
-            }
-            _ => {
-                let settled =
-                    until_settled(&delivery, || self.handle(delivery.event(), number)).await;
-                self.broker.world.say(|| {
-                    format!(
-                        "event {number} at {}: {:?}",
-                        self.process.number, settled.answer
-                    )
-                });
-            }
-        }
-        drop(offsets);
-        self.broker.changed.notify_waiters();
-    }
-
     /// Has an event handled once.
     async fn handle(&self, event: &Event, number: u32) -> Answer<&'static str> {
         self.process.gate().await;
@@ -691,11 +675,8 @@ impl Consumer {
             let world = &broker.world;
             process.gate().await;
             world.saw("attempt");
-            let lease = u64::try_from(broker.setup.lease.as_millis()).unwrap_or(1000);
-            let long = || match world.one_in(4) {
-                true => world.millis(0..lease * 2),
-                false => world.millis(0..lease / 8),
-            };
+            let lease = millis(broker.setup.lease);
+            let long = || world.work(4, lease * 2, lease / 8);
             process.rest(long()).await;
             let is_poison = broker.inside.lock().poison.contains(&number);
             if is_poison || !broker.is_calm() && world.one_in(6) {
@@ -864,15 +845,10 @@ pub(super) async fn run(world: &World, bug: Option<Bug>) {
     for _ in 0..world.draw(|chance| chance.u32(1..=most)) {
         fleet.start();
     }
-    let publishing = tokio::spawn(publish(Arc::clone(&broker)));
-    if !setup.is_alone {
-        fleet.trouble().await;
-    }
-    if publishing.await.is_err() {
-        world.wrong("the producer of the model panicked");
-    }
-    tokio::time::sleep_until(calm_from).await;
-    world.say(|| "calm".into());
+    let publishing = vec![tokio::spawn(publish(Arc::clone(&broker)))];
+    fleet
+        .until_calm(calm_from, !setup.is_alone, publishing)
+        .await;
     if !setup.is_alone {
         fleet.start();
     }
@@ -895,7 +871,7 @@ pub(super) async fn run(world: &World, bug: Option<Bug>) {
 /// Events come, partitions move, and the topic may be made anew, until it is calm.
 async fn publish(broker: Arc<Broker>) {
     let world = &broker.world;
-    let lease = u64::try_from(broker.setup.lease.as_millis()).unwrap_or(1000);
+    let lease = millis(broker.setup.lease);
     let mut may_be_recreated = broker.setup.is_recreated;
     for _ in 0..world.draw(|chance| chance.u32(4..=12)) {
         broker.publish();
