@@ -23,6 +23,8 @@ pub mod reasons;
 pub mod report;
 pub mod simulation;
 pub mod soak;
+#[cfg(test)]
+mod tables;
 pub mod torture;
 pub mod versioned;
 pub mod worker;

@@ -5,8 +5,9 @@ mod written;
 
 use std::collections::BTreeMap;
 
-use self::written::{History, MS, judged};
+use self::written::{History, judged};
 use super::*;
+use crate::tables::MS;
 
 #[test]
 fn what_claims_are_answered() {

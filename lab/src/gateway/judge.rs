@@ -34,7 +34,7 @@ pub(super) const CHECKS: &[&str] = &[
 ];
 
 /// What the judge must know of a run.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(super) struct Known {
     pub(super) on_lost: OnLost,
     pub(super) lease: Nanos,
@@ -55,10 +55,11 @@ pub(super) struct Known {
 }
 
 /// What becomes of lost attempts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum OnLost {
     /// They stay unknown.
+    #[default]
     Hold,
     /// They are run again.
     Retry,

@@ -15,17 +15,14 @@
 //! A history also has effects (`10 effect F/N`), times in which something is `broken 10-30` (`of 1`: for that
 //! worker alone), and whether the keys are driven to an end: `settling 100 keys 1 within 3000`.
 
-use std::fmt::Debug;
-use std::str::FromStr;
-
 use semel::StateKind;
 
 use super::super::{Findings, Options, Trouble, check};
 use crate::clock::Nanos;
 use crate::history::{Answer, Call, Failed, Held, Kept, Op, Step};
 use crate::ledger::Effect;
+use crate::tables::{MS, ms, number, span};
 
-pub(super) const MS: Nanos = 1_000_000;
 const LEASE: Nanos = 100 * MS;
 
 #[derive(Default)]
@@ -68,26 +65,9 @@ const BEGINNINGS: [(&str, &str); 10] = [
     ),
 ];
 
-/// Judges a table. Below what a rule says, and what its histories come `after`, each row is the rest of one, a bar,
-/// and what is said of it: the properties that it violates, and the completions and effects that are counted.
+/// A row's verdict are the properties that it violates, and the completions and effects that are counted.
 pub(super) fn judged(table: &str) {
-    let (mut rule, mut before) = ("", "");
-    let mut wrong = Vec::new();
-    for row in table.lines().map(str::trim) {
-        if let Some((history, wanted)) = row.split_once('|') {
-            let verdict = History::read(&format!("{before};{history}")).verdict();
-            if verdict != wanted.trim() {
-                wrong.push(format!("{rule}\n  {before}\n  {row}\nis judged: {verdict}"));
-            }
-        } else if let Some(beginning) = row.strip_prefix("after ") {
-            let beginning = beginning.trim_end_matches(':');
-            let named = BEGINNINGS.iter().find(|(name, _)| *name == beginning);
-            before = named.map_or(beginning, |(_, history)| history);
-        } else {
-            rule = row;
-        }
-    }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    crate::tables::judged(table, &BEGINNINGS, |text| History::read(text).verdict());
 }
 
 impl History {
@@ -105,11 +85,11 @@ impl History {
     fn push(&mut self, asked: &[&str], answer: &[&str]) {
         match *asked {
             [] => {}
-            ["broken", span, ref of @ ..] => {
-                let (from, until) = span.split_once('-').expect("from when until when");
+            ["broken", times, ref of @ ..] => {
+                let (from, until) = span(times);
                 self.options.troubles.push(Trouble {
-                    from: ms(from),
-                    until: ms(until),
+                    from,
+                    until,
                     worker: of.last().map(|worker| number(worker)),
                 });
             }
@@ -162,14 +142,6 @@ impl History {
         }
         said.join(" ")
     }
-}
-
-fn number<N: FromStr<Err: Debug>>(text: &str) -> N {
-    text.parse().unwrap_or_else(|why| panic!("{text}: {why:?}"))
-}
-
-fn ms(text: &str) -> Nanos {
-    number::<Nanos>(text) * MS
 }
 
 fn outcome(text: &str) -> u64 {
