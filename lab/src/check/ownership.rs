@@ -1,11 +1,8 @@
 //! P1: at most one owner at a time, a new one only after the last one ended, and fences that grow.
 
-use super::attempts::{Attempt, How, KeyHistory};
+use super::attempts::{Attempt, End, How, KeyHistory};
 use super::{Findings, Options};
-use crate::clock::{Nanos, millis};
-
-// A released record goes on for this long; after it the counting of attempts may begin anew.
-const RELEASED_FOR: Nanos = 60_000_000_000;
+use crate::clock::millis;
 
 pub(super) fn check(history: &KeyHistory<'_>, options: &Options, findings: &mut Findings) {
     let mut latest = 0;
@@ -41,6 +38,8 @@ pub(super) fn check(history: &KeyHistory<'_>, options: &Options, findings: &mut 
             );
             continue;
         }
+        let by = next.known.saturating_add(options.tolerance);
+        let stood = last.ends.iter().all(|end| by < end.gone_from());
         // A claim whose answer was lost may have run in between, and been resolved.
         let direct = !history.ghost_by(next.known, None);
         let fault = match succession(last, next, options) {
@@ -58,7 +57,7 @@ pub(super) fn check(history: &KeyHistory<'_>, options: &Options, findings: &mut 
                     next.held.fence, next.worker, last.held.fence, last.worker
                 ),
             );
-        } else if next.number == 1 && direct && !may_begin_anew(last, next, options) {
+        } else if next.number == 1 && direct && stood {
             findings.report(
                 "P1",
                 history.key,
@@ -82,22 +81,15 @@ pub(super) fn succession(
 ) -> Result<bool, String> {
     let by = next.known.saturating_add(options.tolerance);
     let mut before = last.ends.iter().filter(|end| end.from < next.known);
-    let over = |from: Nanos, kept: crate::history::Kept| {
-        by >= from
-            .saturating_add(kept.replay)
-            .saturating_add(kept.tombstone)
-    };
     if let Some((_, kept)) = last.acked_kept() {
         let from = last.completed_from(kept.outcome);
-        if over(from, kept) {
+        if by >= from.saturating_add(kept.lasts()) {
             return Ok(true);
         }
         return Err("was completed (acknowledged) and within retention".into());
     }
-    if before.clone().any(|end| match end.how {
-        how if how.frees() => true,
-        how => how.kept().is_some_and(|kept| over(end.from, kept)),
-    }) {
+    let lets_others = |end: &End| end.how.frees() || by >= end.gone_from();
+    if before.clone().any(lets_others) {
         return Ok(true);
     }
     if !next.retry {
@@ -112,19 +104,4 @@ pub(super) fn succession(
     }
     // It lapsed.
     Ok(last.print == next.print)
-}
-
-// The record of `last` may be gone: its retention is over, or its release long past.
-fn may_begin_anew(last: &Attempt, next: &Attempt, options: &Options) -> bool {
-    let by = next.known.saturating_add(options.tolerance);
-    last.ends.iter().any(|end| {
-        let lasts = match end.how {
-            How::Abandoned | How::ResolvedFree => RELEASED_FOR,
-            How::Completed(kept) | How::ResolvedDone(kept) => {
-                kept.replay.saturating_add(kept.tombstone)
-            }
-            How::Marked => return false,
-        };
-        by >= end.from.saturating_add(lasts)
-    })
 }

@@ -15,9 +15,10 @@ use semel::guard::{Asked, Attempt, AttemptInfo, Done, RunError, StepError, Trans
 use semel::store::Fence;
 use serde::{Deserialize, Serialize};
 
-use super::bugs::{Bug, Planted};
+use super::bugs::Bug;
 use super::payments::{Client, Payment};
 use super::point::{Point, Work};
+use super::pointed::Pointed;
 use super::transaction::{Effect, isolation, write};
 use super::worker::Worker;
 use crate::base::Base;
@@ -106,7 +107,7 @@ pub(super) async fn ask<B: Base>(
     let asked = Asked::new(identity, worker.fingerprint(key)).in_steps();
     let run = worker
         .guard
-        .run(asked, move |mut attempt: Attempt<Planted<B>>| async move {
+        .run(asked, move |mut attempt: Attempt<Pointed<B>>| async move {
             let fence = attempt.fence;
             let mut parts = Vec::new();
             for (place, name) in NAMES.into_iter().enumerate() {

@@ -13,7 +13,7 @@ use semel::{Fingerprint, FinishedStep, Identity, Key, Outcome, Scope, Store as _
 use semel_stores::{MysqlStore, PostgresStore, SqliteStore};
 use serde::{Deserialize, Serialize};
 
-use super::bugs::{Bug, Planted};
+use super::bugs::Bug;
 use super::failpoints::{Failpoints, Order, Said};
 use super::options::Options;
 use super::point::Work;
@@ -40,7 +40,7 @@ pub(crate) struct Settings {
 #[derive(Debug)]
 pub(super) struct Worker<B> {
     pub(super) settings: Settings,
-    pub(super) guard: Guard<Planted<B>>,
+    pub(super) guard: Guard<Pointed<B>>,
     pub(super) points: Arc<Failpoints>,
     pub(super) tables: Tables,
     pub(super) log: Arc<StepLog>,
@@ -82,11 +82,8 @@ impl<B: Base> Worker<B> {
         let points = Arc::new(Failpoints::new(|point, fence| say(&Said::At(point, fence))));
         let log = Arc::new(StepLog::open(&settings.log)?);
         let store = B::open(&settings.url).await.context("a worker's store")?;
-        let store = Planted::new(
-            Pointed::new(Arc::new(store), points.clone()),
-            settings.options.bug,
-            Some(log.clone()),
-        );
+        let (bug, store) = (settings.options.bug, Arc::new(store));
+        let store = Pointed::new(store, points.clone(), bug, Some(log.clone()));
         let policy = Policy::default().with_lease(settings.options.lease);
         Ok(Self {
             tables: Tables::of(&settings.run),

@@ -25,7 +25,6 @@ use super::options::{Options, Storm};
 use super::plan::Happening;
 use super::shelf::Shelf;
 use crate::base::{Base, Database};
-use crate::crash::bugs::Planted;
 use crate::crash::failpoints::Failpoints;
 use crate::crash::point::Point;
 use crate::crash::pointed::Pointed;
@@ -135,7 +134,7 @@ fn policy(settings: &Settings) -> Policy {
 #[derive(Debug)]
 pub(crate) struct Consumer<B: Base> {
     settings: Settings,
-    inbox: Inbox<Planted<B>>,
+    inbox: Inbox<Pointed<B>>,
     shelf: Option<Arc<Shelf>>,
     pub(crate) store: Arc<B>,
     pub(crate) points: Arc<Failpoints>,
@@ -147,10 +146,10 @@ impl<B: Base + VersionedIn> Consumer<B> {
         let points = Arc::new(Failpoints::new(|point, _| say(&Said::At(point))));
         let store = B::open(&settings.url).await.context("a consumer's store")?;
         let store = Arc::new(store);
-        let pointed = Pointed::new(store.clone(), points.clone());
         let again = settings.options.bug == Some(Bug::RunsAgain);
         let store_bug = again.then_some(crate::crash::Bug::RunsAgain);
-        let inbox = Inbox::new(Planted::new(pointed, store_bug, None), "lab");
+        let pointed = Pointed::new(store.clone(), points.clone(), store_bug, None);
+        let inbox = Inbox::new(pointed, "lab");
         let mut inbox = inbox
             .with_policy(policy(&settings))
             .with_max_attempts(MAX_ATTEMPTS);
