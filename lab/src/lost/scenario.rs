@@ -9,7 +9,7 @@ use rustix::process::Signal;
 use tokio::time::{Instant, sleep};
 
 use super::ledger::Ledger;
-use super::report::{Report, Retry};
+use super::report::Report;
 use super::worker::{Order, Point, Said, Settings, identity, paid};
 use super::{Bug, Options};
 use crate::gateway::OnLost;
@@ -59,8 +59,8 @@ impl Scene<'_> {
             let answers = run(&mut worker, &keys).await?;
             for key in &keys {
                 let (result, _) = &answers[key];
-                report.hold.unknown += report.must(result == "unknown", || {
-                    format!("hold: a retry of {key} was answered {result}, not unknown")
+                report.must(OnLost::Hold, "unknown", result == "unknown", || {
+                    format!("a retry of {key} was answered {result}, not unknown")
                 });
             }
         }
@@ -68,10 +68,6 @@ impl Scene<'_> {
         for lost in &lost {
             let expected = Vec::from_iter(lost.after.then_some(lost.fence));
             self.effects(&settings, &lost.key, &expected, report)?;
-            match lost.after {
-                true => report.hold.killed_after_effect += 1,
-                false => report.hold.killed_before_effect += 1,
-            }
         }
         Ok(())
     }
@@ -86,8 +82,8 @@ impl Scene<'_> {
             let (state, by) = resolved(&mut worker, key).await?;
             let expected = if *after { "completed" } else { "released" };
             let right = state == expected && by == "books";
-            report.reconcile.resolved_by_themselves += report.must(right, || {
-                format!("reconcile: {key} is {state}, by {by}, and not {expected} by books")
+            report.must(OnLost::Reconcile, "resolved_by_themselves", right, || {
+                format!("{key} is {state}, by {by}, and not {expected} by books")
             });
         }
         let keys: Vec<_> = lost.iter().map(|lost| lost.key.clone()).collect();
@@ -95,17 +91,15 @@ impl Scene<'_> {
         worker.end().await?;
         for Lost { key, after, fence } in &lost {
             let (result, body) = &answers[key];
-            let wrong = || format!("reconcile: the retry of {key} was answered {result} {body}");
+            let wrong = || format!("the retry of {key} was answered {result} {body}");
             if *after {
-                report.reconcile.killed_after_effect += 1;
                 let right = result == "replayed" && *body == paid(*fence);
-                report.reconcile.replayed += report.must(right, wrong);
+                report.must(OnLost::Reconcile, "replayed", right, wrong);
                 self.effects(&settings, key, &[*fence], report)?;
             } else {
-                report.reconcile.killed_before_effect += 1;
-                report.reconcile.ran += report.must(result == "first", wrong);
                 let ran = fence_of(body).unwrap_or_default();
-                report.must(ran > *fence, || format!("reconcile: {key} ran under {ran}"));
+                let right = result == "first" && ran > *fence;
+                report.must(OnLost::Reconcile, "ran", right, wrong);
                 self.effects(&settings, key, &[ran], report)?;
             }
         }
@@ -140,39 +134,29 @@ impl Scene<'_> {
         first.end().await?;
         second.end().await?;
 
-        let mut counts = report.retry.take().unwrap_or_default();
-        let Retry {
-            stopped,
-            taken_over: won,
-            stale_effects_refused,
-            superseded,
-            replayed,
-        } = &mut counts;
         for key in &keys {
-            *stopped += 1;
+            let mut must = |what, holds, answer: &(String, String)| {
+                let (result, body) = answer;
+                report.must(OnLost::Retry, what, holds, || {
+                    format!("{key}, {what}: the answer was {result} {body}")
+                });
+            };
             let (result, body) = &taken_over[key];
             let fence = fence_of(body).unwrap_or_default();
-            *won += report.must(result == "first" && fence > stale[key], || {
-                format!("retry: the takeover of {key} was answered {result} {body}")
-            });
-            let (result, body) = &late[key];
-            *superseded += report.must(result == "superseded", || {
-                format!("retry: the first attempt on {key} was answered {result} {body}")
-            });
+            let won = result == "first" && fence > stale[key];
+            must("taken_over", won, &taken_over[key]);
+            must("superseded", late[key].0 == "superseded", &late[key]);
             let (result, body) = &again[key];
-            *replayed += report.must(result == "replayed" && *body == paid(fence), || {
-                format!("retry: a retry of {key} was answered {result} {body}")
-            });
+            let replayed = result == "replayed" && *body == paid(fence);
+            must("replayed", replayed, &again[key]);
+            report.count(OnLost::Retry, "stopped", 1);
             self.effects(&settings, key, &[fence], report)?;
             let (_, refused) = self.ledger().of(&self.ledger_id(&settings, key)?)?;
-            *stale_effects_refused += report.must(refused == [stale[key]], || {
-                format!(
-                    "retry: the ledger refused {refused:?} of {key}, not {}",
-                    stale[key]
-                )
+            let (stale, what) = (stale[key], "stale_effects_refused");
+            report.must(OnLost::Retry, what, refused == [stale], || {
+                format!("the ledger refused {refused:?} of {key}, not {stale}")
             });
         }
-        report.retry = Some(counts);
         Ok(())
     }
 
@@ -198,11 +182,17 @@ impl Scene<'_> {
         }
         let mut lost = Vec::new();
         for _ in &keys {
-            lost.push(waits(&mut worker).await?);
+            let one = waits(&mut worker).await?;
+            let what = match one.after {
+                true => "killed_after_effect",
+                false => "killed_before_effect",
+            };
+            report.count(settings.policy, what, 1);
+            lost.push(one);
         }
         sleep(Duration::from_millis(chance.u64(..50))).await;
         worker.kill::<Said>().await?;
-        report.killed();
+        report.kills += 1;
         sleep(self.options.lease + Duration::from_millis(100)).await;
         Ok(lost)
     }
@@ -218,10 +208,12 @@ impl Scene<'_> {
         let (effects, _) = self.ledger().of(&self.ledger_id(settings, key)?)?;
         report.double_effects += effects.len().saturating_sub(1);
         report.lost_effects += expected.len().saturating_sub(effects.len());
-        report.must(effects == expected, || {
-            let policy = settings.policy.name();
-            format!("{policy}: the effects on {key} are {effects:?}, not {expected:?}")
-        });
+        report.must(
+            settings.policy,
+            "right_effects",
+            effects == expected,
+            || format!("the effects on {key} are {effects:?}, not {expected:?}"),
+        );
         Ok(())
     }
 

@@ -2,7 +2,6 @@
 //! still past their leases and drain; their clients ask again, or go away in the middle.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -47,21 +46,14 @@ enum Script {
     PanicsAfter,
 }
 
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 enum WorkError {
+    #[error("busy")]
     Busy,
+    #[error("declined")]
     Declined,
+    #[error("timed out")]
     TimedOut,
-}
-
-impl fmt::Display for WorkError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Busy => "busy",
-            Self::Declined => "declined",
-            Self::TimedOut => "timed out",
-        })
-    }
 }
 
 /// What a client was told.
