@@ -11,6 +11,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines, Stdin};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::part::{self, Part};
@@ -98,6 +99,18 @@ impl Process {
         }
         Ok(())
     }
+}
+
+/// Drives several at once, until all are done or one fails.
+pub(crate) async fn together<F>(drivers: impl IntoIterator<Item = F>) -> Result<()>
+where
+    F: Future<Output = Result<()>> + Send + 'static,
+{
+    let mut drivers: JoinSet<_> = drivers.into_iter().collect();
+    while let Some(ended) = drivers.join_next().await {
+        ended??;
+    }
+    Ok(())
 }
 
 /// Sends a signal to a child that has not ended.

@@ -5,20 +5,15 @@ use super::{Findings, Options};
 use crate::clock::millis;
 
 pub(super) fn check(history: &KeyHistory<'_>, options: &Options, findings: &mut Findings) {
+    let mut wrong = |property, at, what| findings.report(property, history.key, at, what);
     let mut latest = 0;
     let mut first_of_latest = 0;
     for (at, next) in history.attempts.iter().enumerate() {
+        let (fence, worker) = (next.held.fence, next.worker);
         if next.known < latest {
             let before = history.attempts[first_of_latest].held.fence;
-            findings.report(
-                "P1",
-                history.key,
-                latest,
-                format!(
-                    "the fence went back: {before} was given out after {} was",
-                    next.held.fence
-                ),
-            );
+            let what = format!("the fence went back: {before} was given out after {fence} was");
+            wrong("P1", latest, what);
         }
         if next.from > latest {
             (latest, first_of_latest) = (next.from, at);
@@ -26,16 +21,11 @@ pub(super) fn check(history: &KeyHistory<'_>, options: &Options, findings: &mut 
         let Some(last) = at.checked_sub(1).map(|at| &history.attempts[at]) else {
             continue;
         };
-        if last.held.fence == next.held.fence {
-            findings.report(
-                "P1",
-                history.key,
-                next.known.max(last.known),
-                format!(
-                    "fence {} was given to two nonces, in processes {} and {}",
-                    next.held.fence, last.worker, next.worker
-                ),
-            );
+        let (last_fence, last_worker) = (last.held.fence, last.worker);
+        if last_fence == fence {
+            let processes = format!("in processes {last_worker} and {worker}");
+            let what = format!("fence {fence} was given to two nonces, {processes}");
+            wrong("P1", next.known.max(last.known), what);
             continue;
         }
         let by = next.known.saturating_add(options.tolerance);
@@ -48,25 +38,14 @@ pub(super) fn check(history: &KeyHistory<'_>, options: &Options, findings: &mut 
             Ok(_) => None,
         };
         if let Some((property, why)) = fault {
-            findings.report(
-                property,
-                history.key,
-                next.known,
-                format!(
-                    "attempt {} of process {} was acquired after attempt {} of process {}, {why}",
-                    next.held.fence, next.worker, last.held.fence, last.worker
-                ),
-            );
+            let this = format!("attempt {fence} of process {worker}");
+            let before = format!("attempt {last_fence} of process {last_worker}");
+            let what = format!("{this} was acquired after {before}, {why}");
+            wrong(property, next.known, what);
         } else if next.number == 1 && direct && stood {
-            findings.report(
-                "P1",
-                history.key,
-                next.known,
-                format!(
-                    "attempt {} is counted as the first, after attempt {} whose record stood",
-                    next.held.fence, last.held.fence
-                ),
-            );
+            let before = format!("after attempt {last_fence} whose record stood");
+            let what = format!("attempt {fence} is counted as the first, {before}");
+            wrong("P1", next.known, what);
         }
     }
 }

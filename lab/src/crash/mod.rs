@@ -25,7 +25,6 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result};
 use semel_stores::{MysqlStore, PostgresStore, SqliteStore};
-use tokio::task::JoinSet;
 
 pub use bugs::Bug;
 pub use options::Options;
@@ -34,6 +33,7 @@ pub use point::{Point, Work};
 use crate::base::{Base, Database, Place};
 use crate::clock::now;
 use crate::lines;
+use crate::process::together;
 use board::{Board, Found};
 use driver::Run;
 use judge::Verdict;
@@ -96,20 +96,15 @@ async fn on<B: Base>(options: &Options) -> Result<bool> {
 
 /// Every key until it is answered, every point until it was come to; then every key once more.
 async fn all<B: Base>(run: &Arc<Run<B>>, options: &Options) -> Result<()> {
-    for again in [false, true] {
-        if again {
-            run.board.once_more();
-        }
-        let mut drivers = JoinSet::new();
-        for number in 0..options.processes {
-            let seed = options.seed ^ (number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            drivers.spawn(driver::drive(run.clone(), seed));
-        }
-        while let Some(ended) = drivers.join_next().await {
-            ended??;
-        }
-    }
-    Ok(())
+    let drivers = || {
+        (1..=options.processes).map(|number| {
+            let seed = options.seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            driver::drive(run.clone(), seed)
+        })
+    };
+    together(drivers()).await?;
+    run.board.once_more();
+    together(drivers()).await
 }
 
 async fn judged<B: Base>(

@@ -12,8 +12,9 @@ use semel::{FinishedStep, Identity, IdentityDigest, Progress, Store, StoreError,
 use super::bugs::Bug;
 use super::failpoints::Failpoints;
 use super::point::Point;
-use super::steps::StepLog;
+use super::steps::Line;
 use crate::base::Base;
+use crate::lines::Lines;
 
 /// The store, and the points around each of its calls.
 #[derive(Debug)]
@@ -21,7 +22,7 @@ pub(crate) struct Pointed<S> {
     inner: Arc<S>,
     points: Arc<Failpoints>,
     bug: Option<Bug>,
-    log: Option<Arc<StepLog>>,
+    log: Option<Arc<Lines>>,
     /// A completion, of a planted bug.
     put_off: Mutex<Option<(IdentityDigest, Change)>>,
 }
@@ -32,7 +33,7 @@ impl<S> Pointed<S> {
         inner: Arc<S>,
         points: Arc<Failpoints>,
         bug: Option<Bug>,
-        log: Option<Arc<StepLog>>,
+        log: Option<Arc<Lines>>,
     ) -> Self {
         Self {
             inner,
@@ -111,7 +112,7 @@ impl<S: Store> Store for Pointed<S> {
         };
         if let (Fenced::Applied, Some(name)) = (done, name(step)) {
             if let Some(log) = &self.log {
-                log.kept(identity, &name, token.fence);
+                log.record(&Line::new(true, identity, &name, token.fence));
             }
             self.points.pass(Point::Kept).await;
         }

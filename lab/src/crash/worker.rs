@@ -18,9 +18,10 @@ use super::failpoints::{Failpoints, Order, Said};
 use super::options::Options;
 use super::point::Work;
 use super::pointed::Pointed;
-use super::steps::{self, StepLog};
+use super::steps;
 use super::transaction::{self, Tables};
 use crate::base::{Base, Database};
+use crate::lines::Lines;
 use crate::process::{Orders, say};
 
 /// What a worker is told.
@@ -43,7 +44,7 @@ pub(super) struct Worker<B> {
     pub(super) guard: Guard<Pointed<B>>,
     pub(super) points: Arc<Failpoints>,
     pub(super) tables: Tables,
-    pub(super) log: Arc<StepLog>,
+    pub(super) log: Arc<Lines>,
     /// How often the work ran again.
     pub(super) again: Arc<AtomicU32>,
     // Of a planted bug: who was not answered, and asks under another key.
@@ -80,7 +81,7 @@ async fn obey<B: Base>(settings: Settings) -> Result<()> {
 impl<B: Base> Worker<B> {
     async fn open(settings: Settings) -> Result<Self> {
         let points = Arc::new(Failpoints::new(|point, fence| say(&Said::At(point, fence))));
-        let log = Arc::new(StepLog::open(&settings.log)?);
+        let log = Arc::new(Lines::open(&settings.log)?);
         let store = B::open(&settings.url).await.context("a worker's store")?;
         let (bug, store) = (settings.options.bug, Arc::new(store));
         let store = Pointed::new(store, points.clone(), bug, Some(log.clone()));

@@ -23,11 +23,12 @@ use super::broker::{Delivery, Kind};
 use super::bugs::Bug;
 use super::options::{Options, Storm};
 use super::plan::Happening;
-use super::shelf::Shelf;
+use super::shelf::Line;
 use crate::base::{Base, Database};
 use crate::crash::failpoints::Failpoints;
 use crate::crash::point::Point;
 use crate::crash::pointed::Pointed;
+use crate::lines::Lines;
 use crate::process::{Orders, say};
 use crate::versioned;
 
@@ -135,7 +136,7 @@ fn policy(settings: &Settings) -> Policy {
 pub(crate) struct Consumer<B: Base> {
     settings: Settings,
     inbox: Inbox<Pointed<B>>,
-    shelf: Option<Arc<Shelf>>,
+    shelf: Option<Arc<Lines>>,
     pub(crate) store: Arc<B>,
     pub(crate) points: Arc<Failpoints>,
     pub(crate) tables: Tables,
@@ -153,7 +154,7 @@ impl<B: Base + VersionedIn> Consumer<B> {
         let mut inbox = inbox
             .with_policy(policy(&settings))
             .with_max_attempts(MAX_ATTEMPTS);
-        let shelf = settings.letters.as_deref().map(Shelf::open).transpose()?;
+        let shelf = settings.letters.as_deref().map(Lines::open).transpose()?;
         let shelf = shelf.map(Arc::new);
         if let Some(shelf) = &shelf {
             let later = settings.options.bug == Some(Bug::KeepsLater);
@@ -291,7 +292,7 @@ impl<B: Base + VersionedIn> Consumer<B> {
         };
         if let (Some(Bug::ShelvesRefused), Some(shelf)) = (self.settings.options.bug, &self.shelf) {
             // Of a planted bug: what cannot be written fails the run.
-            let _ = shelf.keep(delivery.event, MAX_ATTEMPTS);
+            let _ = shelf.append(&Line::Kept(delivery.event, MAX_ATTEMPTS));
         }
         refuse(delivery, error.retry_after(), error);
     }
@@ -326,7 +327,7 @@ type Shelving = Pin<Box<dyn Future<Output = io::Result<()>> + Send>>;
 
 /// The callback for dead letters. `later` is a planted bug.
 fn shelve(
-    shelf: Arc<Shelf>,
+    shelf: Arc<Lines>,
     points: Arc<Failpoints>,
     later: bool,
 ) -> impl Fn(DeadLetter) -> Shelving + Send + Sync {
@@ -334,16 +335,16 @@ fn shelve(
         let (shelf, points) = (shelf.clone(), points.clone());
         Box::pin(async move {
             let event = letter.event.id().parse().map_err(io::Error::other)?;
-            shelf.asked(event)?;
+            shelf.append(&Line::Asked(event))?;
             points.pass(Point::HandingOver).await;
             if later {
                 tokio::spawn(async move {
                     tokio::time::sleep(Duration::from_millis(100)).await;
-                    shelf.keep(event, letter.attempts)
+                    shelf.append(&Line::Kept(event, letter.attempts))
                 });
                 return Ok(());
             }
-            shelf.keep(event, letter.attempts)?;
+            shelf.append(&Line::Kept(event, letter.attempts))?;
             points.pass(Point::HandedOver).await;
             Ok(())
         })

@@ -23,7 +23,6 @@ use std::time::Instant;
 use anyhow::{Context as _, Result};
 use semel::versioned::VersionedIn;
 use semel_stores::{MysqlStore, PostgresStore, SqliteStore};
-use tokio::task::JoinSet;
 
 pub(crate) use broker::Kind;
 pub use bugs::Bug;
@@ -31,6 +30,7 @@ pub use options::{Options, Storm};
 
 use crate::base::{Base, Database, Place};
 use crate::clock::now;
+use crate::process::together;
 use crate::versioned;
 use apply::Tables;
 use broker::{Broker, Counts};
@@ -79,7 +79,8 @@ async fn on<B: Base + VersionedIn>(options: &Options) -> Result<bool> {
         kills: Kills::new(&points, options.kills, options.seed),
     });
     let begun = Instant::now();
-    let stopped = all(&run, options.consumers).await;
+    let drivers = (0..options.consumers).map(|number| driver::drive(run.clone(), number));
+    let stopped = together(drivers).await;
     let seconds = begun.elapsed().as_secs_f64();
     let counts = run.broker.counts();
     let verdict = judged(&store, &tables, &run.settings, &counts).await?;
@@ -91,17 +92,6 @@ async fn on<B: Base + VersionedIn>(options: &Options) -> Result<bool> {
         report.reasons.failed(format!("{error:#}"));
     }
     report.reasons.tell(&report)
-}
-
-async fn all(run: &Arc<Run>, consumers: u64) -> Result<()> {
-    let mut drivers = JoinSet::new();
-    for number in 0..consumers {
-        drivers.spawn(driver::drive(run.clone(), number));
-    }
-    while let Some(ended) = drivers.join_next().await {
-        ended??;
-    }
-    Ok(())
 }
 
 async fn judged<B: Base + VersionedIn>(

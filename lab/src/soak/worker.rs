@@ -18,8 +18,9 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, interval, sleep};
 
 use super::options::{Bug, Options};
-use super::rhythm::{Beat, Beats};
+use super::rhythm::{self, Beat};
 use super::{LEASE, RETENTION};
+use crate::clock::now;
 use crate::process::obey;
 use crate::worker::process::open;
 
@@ -52,7 +53,7 @@ pub(crate) async fn run(settings: Settings, number: u32, life: u32) -> Result<()
         Some(Bug::KeepsRecords) => Duration::from_secs(3600),
         _ => RETENTION,
     };
-    let beats = Beats::create(&settings.folder, number, life)?;
+    let beats = rhythm::file(&settings.folder, number, life)?;
     let worker = Arc::new(Worker {
         guard: Guard::from(store.clone()),
         policy: Policy::default()
@@ -79,7 +80,8 @@ pub(crate) async fn run(settings: Settings, number: u32, life: u32) -> Result<()
         loop {
             tick.tick().await;
             let beat = std::mem::take(&mut *of.beat.lock());
-            beats.write(&beat);
+            // What is not written down would look like an outage.
+            beats.record(&(now(), &beat));
         }
     });
     let obeyed = obey(async |order| match order {

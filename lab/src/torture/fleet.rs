@@ -109,13 +109,19 @@ impl Fleet {
         Ok(())
     }
 
+    /// One that works: a kill before its first call proves nothing.
+    async fn chosen(&mut self, whom: u32) -> Result<usize> {
+        let number = whom as usize % self.workers.len();
+        self.ready(number).await?;
+        Ok(number)
+    }
+
     /// Sets the wall clock of the worker that `whom` chooses.
     ///
     /// # Errors
     /// Where it has none of its own.
     pub(super) async fn set_clock(&mut self, whom: u32, wrong: Wrong) -> Result<usize> {
-        let number = whom as usize % self.workers.len();
-        self.ready(number).await?;
+        let number = self.chosen(whom).await?;
         let wall = self.walls.get(number).context("no clock of its own")?;
         wall.set(wrong)?;
         Ok(number)
@@ -126,9 +132,7 @@ impl Fleet {
     /// # Errors
     /// Where it had ended by itself.
     pub(super) async fn kill(&mut self, whom: u32) -> Result<usize> {
-        let number = whom as usize % self.workers.len();
-        // A kill before the first call proves nothing.
-        self.ready(number).await?;
+        let number = self.chosen(whom).await?;
         self.id(number)?;
         self.workers[number].process.kill::<String>().await?;
         Ok(number)
@@ -149,8 +153,7 @@ impl Fleet {
     /// # Errors
     /// Where it had ended by itself.
     pub(super) async fn pause(&mut self, whom: u32) -> Result<usize> {
-        let number = whom as usize % self.workers.len();
-        self.ready(number).await?;
+        let number = self.chosen(whom).await?;
         self.workers[number].process.signal(Signal::STOP)?;
         Ok(number)
     }
