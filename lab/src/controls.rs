@@ -2,7 +2,6 @@
 //! would see none anywhere; a control passes when the loss *is* detected.
 
 use std::net::SocketAddr;
-use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
@@ -35,15 +34,15 @@ pub enum Control {
 ///
 /// # Errors
 /// Where one could not be run.
-pub async fn run(controls: &[Control], program: &Path) -> Result<bool> {
+pub async fn run(controls: &[Control]) -> Result<bool> {
     let mut detected = true;
     for control in Control::value_variants() {
         if !controls.is_empty() && !controls.contains(control) {
             continue;
         }
         let report = match control {
-            Control::RedisEverysecFailover => redis_failover(program).await,
-            Control::RedisNoLog => redis_without_log(program).await,
+            Control::RedisEverysecFailover => redis_failover().await,
+            Control::RedisNoLog => redis_without_log().await,
         };
         let report = report.with_context(|| format!("the control {}", control.name()))?;
         let seen = report.lost() > 0;
@@ -62,7 +61,7 @@ fn options() -> Result<Options> {
 /// Redis that syncs its log each second, with a replica, and a failover as a sentinel does it to a
 /// master that pauses: the replica is promoted meanwhile, the master comes back and serves whoever
 /// is connected to it, until the address leads to the new one. What it acknowledged since is lost.
-async fn redis_failover(program: &Path) -> Result<Report> {
+async fn redis_failover() -> Result<Report> {
     let log = ["--appendonly", "yes", "--appendfsync", "everysec"];
     let master = Redis::start(&log)?;
     let port = master.address().port().to_string();
@@ -91,11 +90,11 @@ async fn redis_failover(program: &Path) -> Result<Report> {
         proxy.lead_to(replica.address());
         Ok(Struck::by(Fault::Failover, from))
     };
-    torture::through(&options()?, &target, folder.path(), program, faults).await
+    torture::through(&options()?, &target, folder.path(), faults).await
 }
 
 /// Redis without a log, killed and started again: everything is lost.
-async fn redis_without_log(program: &Path) -> Result<Report> {
+async fn redis_without_log() -> Result<Report> {
     let server = Redis::start(&["--appendonly", "no"])?;
     let target = Target::at(server.url());
     target.prepare().await?;
@@ -110,7 +109,7 @@ async fn redis_without_log(program: &Path) -> Result<Report> {
         })?;
         Ok(Struck::by(Fault::KillServer, from))
     };
-    torture::through(&options()?, &target, folder.path(), program, faults).await
+    torture::through(&options()?, &target, folder.path(), faults).await
 }
 
 /// Sends a Redis command until its answer has `wanted` in it.

@@ -16,12 +16,15 @@ pub mod lines;
 pub mod lost;
 pub mod named;
 pub mod nemesis;
+pub mod part;
 pub mod power;
 mod process;
 pub mod reasons;
 pub mod report;
 pub mod simulation;
 pub mod soak;
+#[cfg(test)]
+mod tables;
 pub mod torture;
 pub mod versioned;
 pub mod worker;

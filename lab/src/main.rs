@@ -4,11 +4,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::{Args, Parser};
+use clap::Parser;
 use semel_lab::controls::{self, Control};
-use semel_lab::worker::{self, process};
-use semel_lab::{crash, events, gateway, lost, power, simulation, soak, torture};
-use serde::de::DeserializeOwned;
+use semel_lab::{crash, events, gateway, lost, part, power, simulation, soak, torture};
 
 /// Breaks stores while many processes use them, and checks what they were told: docs/lab.md.
 #[derive(Debug, Parser)]
@@ -43,47 +41,9 @@ enum Command {
         /// What it left.
         folder: PathBuf,
     },
-    // Not for people: the processes that the lab starts of itself.
-    #[command(name = process::COMMAND, hide = true)]
-    Worker(Life<worker::Settings>),
-    #[command(name = soak::worker::COMMAND, hide = true)]
-    SoakWorker(Life<soak::worker::Settings>),
-    #[command(name = crash::worker::COMMAND, hide = true)]
-    CrashWorker(Part<crash::worker::Settings>),
-    #[command(name = lost::worker::COMMAND, hide = true)]
-    LostWorker(Part<lost::worker::Settings>),
-    #[command(name = events::consumer::COMMAND, hide = true)]
-    Consumer(Part<events::consumer::Settings>),
-    #[command(name = gateway::upstream::COMMAND, hide = true)]
-    Upstream(Part<gateway::upstream::Settings>),
-    #[command(name = power::COMMAND, hide = true)]
-    PowerLossSetup(power::Part),
-    #[command(name = power::callers::COMMAND, hide = true)]
-    PowerLossCallers { url: String },
-}
-
-/// What a process of the lab's own is told, as JSON.
-#[derive(Debug, Args)]
-struct Part<S: Told> {
-    #[arg(value_parser = json::<S>)]
-    settings: S,
-}
-
-/// The same of one that may be killed and started again.
-#[derive(Debug, Args)]
-struct Life<S: Told> {
-    #[arg(value_parser = json::<S>)]
-    settings: S,
-    number: u32,
-    life: u32,
-}
-
-trait Told: Clone + Send + Sync + DeserializeOwned + 'static {}
-
-impl<S: Clone + Send + Sync + DeserializeOwned + 'static> Told for S {}
-
-fn json<S: Told>(text: &str) -> serde_json::Result<S> {
-    serde_json::from_str(text)
+    // Not for people: a process that the lab starts of itself.
+    #[command(name = part::COMMAND, hide = true)]
+    Part { part: String },
 }
 
 /// `torture` with these two words, wherever they stand, is another command.
@@ -110,38 +70,26 @@ fn main() -> ExitCode {
 
 /// Whether what was asked for went well.
 fn done(command: Command) -> Result<bool> {
-    let program = &std::env::current_exe()?;
     match command {
-        Command::Torture(options) => wait(torture::run(&options, program)),
-        Command::Gateway(options) => wait(gateway::run(&options, program)),
-        Command::PowerLoss(options) => power::run(&options, program),
-        Command::CrashMatrix(options) => wait(crash::run(&options, program)),
-        Command::Events(options) => wait(events::run(&options, program)),
+        Command::Torture(options) => wait(torture::run(&options)),
+        Command::Gateway(options) => wait(gateway::run(&options)),
+        Command::PowerLoss(options) => power::run(&options),
+        Command::CrashMatrix(options) => wait(crash::run(&options)),
+        Command::Events(options) => wait(events::run(&options)),
         Command::Versioned(mut options) => {
             options.storm = events::Storm::Versioned;
-            wait(events::run(&options, program))
+            wait(events::run(&options))
         }
         Command::Simulate(options) => simulation::run(&options),
-        Command::Lost(options) => wait(lost::run(&options, program)),
-        Command::Soak(options) => wait(soak::run(&options, program)),
-        Command::Controls { names } => wait(controls::run(&names, program)),
+        Command::Lost(options) => wait(lost::run(&options)),
+        Command::Soak(options) => wait(soak::run(&options)),
+        Command::Controls { names } => wait(controls::run(&names)),
         Command::Check { folder } => match gateway::is_of_a_run(&folder) {
             true => gateway::again(&folder),
             false => torture::again(&folder),
         },
-        Command::Worker(of) => process::run(of.settings, of.number, of.life).map(well),
-        Command::SoakWorker(of) => soak::worker::run(of.settings, of.number, of.life).map(well),
-        Command::CrashWorker(of) => crash::worker::run(of.settings).map(well),
-        Command::LostWorker(of) => lost::worker::run(of.settings).map(well),
-        Command::Consumer(of) => events::consumer::run(of.settings).map(well),
-        Command::Upstream(of) => gateway::upstream::run(of.settings).map(well),
-        Command::PowerLossSetup(of) => power::set_up(&of).map(well),
-        Command::PowerLossCallers { url } => power::callers::run(&url).map(well),
+        Command::Part { part } => part::play(&part).map(|()| true),
     }
-}
-
-const fn well((): ()) -> bool {
-    true
 }
 
 fn wait(run: impl Future<Output = Result<bool>>) -> Result<bool> {

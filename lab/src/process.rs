@@ -2,7 +2,6 @@
 //! lines of JSON to each other. A child's input ends with its parent, and so does the child.
 
 use std::io::Write as _;
-use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -12,7 +11,10 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines, Stdin};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::task::JoinSet;
 use tokio::time::timeout;
+
+use crate::part::{self, Part};
 
 /// Longer than anything takes that is waited for here, even on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(90);
@@ -26,14 +28,16 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Starts this program with a hidden subcommand and its settings.
-    pub(crate) fn start(program: &Path, command: &str, settings: &impl Serialize) -> Result<Self> {
-        Self::spawn(Command::new(program).args([command, &serde_json::to_string(settings)?]))
+    /// Starts this program with a part.
+    pub(crate) fn start(part: &Part) -> Result<Self> {
+        Self::with(part, Vec::new())
     }
 
-    /// Starts what was put together elsewhere.
-    pub(crate) fn spawn(command: &mut Command) -> Result<Self> {
-        let mut child = command
+    /// The same with more variables in its environment.
+    pub(crate) fn with(part: &Part, environment: Vec<(String, String)>) -> Result<Self> {
+        let mut child = Command::new(std::env::current_exe()?)
+            .args([part::COMMAND, &serde_json::to_string(part)?])
+            .envs(environment)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .kill_on_drop(true)
@@ -97,6 +101,18 @@ impl Process {
     }
 }
 
+/// Drives several at once, until all are done or one fails.
+pub(crate) async fn together<F>(drivers: impl IntoIterator<Item = F>) -> Result<()>
+where
+    F: Future<Output = Result<()>> + Send + 'static,
+{
+    let mut drivers: JoinSet<_> = drivers.into_iter().collect();
+    while let Some(ended) = drivers.join_next().await {
+        ended??;
+    }
+    Ok(())
+}
+
 /// Sends a signal to a child that has not ended.
 pub(crate) fn send(child: &Child, signal: Signal) -> Result<()> {
     let id = child.id().and_then(|id| i32::try_from(id).ok());
@@ -121,6 +137,19 @@ impl Orders {
         let order = serde_json::from_str(&line).with_context(|| format!("the order {line:?}"))?;
         Ok(Some(order))
     }
+}
+
+/// Says that it is ready, and does what the parent says until that is to end.
+pub(crate) async fn obey(mut order: impl AsyncFnMut(&str) -> Result<&'static str>) -> Result<()> {
+    say(&"ready");
+    let mut orders = Orders::new();
+    while let Some(said) = orders.next::<String>().await? {
+        match said.as_str() {
+            "end" => return Ok(()),
+            said => say(&order(said).await?),
+        }
+    }
+    bail!("the parent is gone")
 }
 
 /// Says something to the parent.

@@ -1,7 +1,12 @@
 //! Why a run does not pass, and how it is told.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use anyhow::Result;
 use serde::Serialize;
+
+use crate::named::Named as _;
+use crate::nemesis::Fault;
 
 /// Why a run does not pass: both may come from a machine that is too slow, but what is wrong stays wrong
 /// whatever another seed shows, and what proves too little says nothing of the product.
@@ -57,6 +62,35 @@ impl Reasons {
         }
         line(report)?;
         Ok(self.passed())
+    }
+}
+
+/// The faults of a run that hit somebody.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Faults {
+    faults: usize,
+    faults_by_kind: BTreeMap<Fault, usize>,
+}
+
+impl Faults {
+    /// One that was planned and never struck proves nothing.
+    pub(crate) fn of(struck: &[Fault], planned: &[Fault], reasons: &mut Reasons) -> Self {
+        let mut by_kind = BTreeMap::new();
+        for fault in struck {
+            *by_kind.entry(*fault).or_default() += 1;
+        }
+        for fault in planned.iter().collect::<BTreeSet<_>>() {
+            if !by_kind.contains_key(fault) {
+                let name = fault.name();
+                let why =
+                    format!("the planned fault {name} never fired: with more --seconds it may");
+                reasons.too_little(why);
+            }
+        }
+        Self {
+            faults: struck.len(),
+            faults_by_kind: by_kind,
+        }
     }
 }
 

@@ -12,7 +12,8 @@ use semel::store::{
     Resolution, Result, StoreExt as _, Token, Waited,
 };
 use semel::{
-    AnyStore, Identity, IdentityDigest, Outcome, StateKind, Store, StoreErrorKind, Timestamp,
+    AnyStore, Identity, IdentityDigest, Outcome, StateKind, Store, StoreError, StoreErrorKind,
+    Timestamp,
 };
 use tokio::time::sleep;
 
@@ -43,6 +44,13 @@ struct Memory {
     // What was taken from the fences of each identity's claims.
     bases: HashMap<IdentityDigest, u64>,
     last: Option<Outcome>,
+}
+
+impl Memory {
+    fn keep(&mut self, digest: &IdentityDigest, claim: &Claim) {
+        let kept = (claim.clone(), Instant::now());
+        self.claims.insert(*digest, kept);
+    }
 }
 
 impl Buggy {
@@ -135,9 +143,7 @@ impl Buggy {
                 }
                 claim => claim,
             },
-            Bug::DoneCalledNotDone => claim.map_err(|error| {
-                semel::StoreError::new(StoreErrorKind::NotApplied, error.to_string())
-            }),
+            Bug::DoneCalledNotDone => claim.map_err(|error| not_done(&error)),
             Bug::OwnNonceLoses => {
                 let before = self.memory.lock().claims.get(digest).cloned();
                 let claim = claim?;
@@ -150,8 +156,7 @@ impl Buggy {
                             remaining: request.lease,
                         });
                     }
-                    let kept = (claim.clone(), Instant::now());
-                    self.memory.lock().claims.insert(*digest, kept);
+                    self.memory.lock().keep(digest, &claim);
                 }
                 Ok(claim)
             }
@@ -159,8 +164,7 @@ impl Buggy {
             Bug::StaleRead => {
                 let claim = claim?;
                 if matches!(claim, Claim::InFlight { .. }) {
-                    let kept = (claim.clone(), Instant::now());
-                    self.memory.lock().claims.insert(*digest, kept);
+                    self.memory.lock().keep(digest, &claim);
                 }
                 Ok(claim)
             }
@@ -169,8 +173,7 @@ impl Buggy {
                 let mut memory = self.memory.lock();
                 match (&claim, memory.claims.get(digest)) {
                     (Claim::Completed { .. }, _) => {
-                        let kept = (claim.clone(), Instant::now());
-                        memory.claims.insert(*digest, kept);
+                        memory.keep(digest, &claim);
                     }
                     // Behind the caller's back the identity is claimed again, as by a cache that
                     // is filled once.
@@ -261,16 +264,10 @@ impl Buggy {
             },
         })
     }
+}
 
-    // What a step that succeeded, or lost its answer, is said to be.
-    fn told(&self, answer: Result<Fenced>) -> Result<Fenced> {
-        match self.bug {
-            Bug::DoneCalledNotDone => answer.map_err(|error| {
-                semel::StoreError::new(StoreErrorKind::NotApplied, error.to_string())
-            }),
-            _ => answer,
-        }
-    }
+fn not_done(error: &StoreError) -> StoreError {
+    StoreError::new(StoreErrorKind::NotApplied, error.to_string())
 }
 
 impl Store for Buggy {
@@ -340,7 +337,11 @@ impl Store for Buggy {
                 ..(**resolution).clone()
             }),
         };
-        self.told(self.inner.change(identity, &change).await)
+        let done = self.inner.change(identity, &change).await;
+        match self.bug {
+            Bug::DoneCalledNotDone => done.map_err(|error| not_done(&error)),
+            _ => done,
+        }
     }
 
     semel::delegate!(inner: get, list, probe, close);

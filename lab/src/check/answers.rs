@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use super::attempts::{Attempt, ClaimOp, KeyHistory};
+use super::attempts::{Attempt, ClaimOp, How, KeyHistory};
 use super::{Findings, Options};
 use crate::clock::{Nanos, millis};
 use crate::history::Answer;
@@ -77,7 +77,7 @@ fn unknown(history: &KeyHistory<'_>, claim: &ClaimOp<'_>, fence: u64, options: &
     let marked = attempt
         .ends
         .iter()
-        .any(|end| end.how == super::attempts::How::Marked && end.from < claim.op.answered);
+        .any(|end| end.how == How::Marked && end.from < claim.op.answered);
     let by = claim.op.answered.saturating_add(options.tolerance);
     if !marked && by < attempt.lapse_from {
         let what = format!("attempt {fence} is said to be unknown while it holds its lease");
@@ -105,7 +105,7 @@ fn stands(
     }
     let mut ends = attempt.ends.iter();
     let over = ends.any(|end| {
-        let stays = said == "unknown" && end.how == super::attempts::How::Marked;
+        let stays = said == "unknown" && end.how == How::Marked;
         !stays && end.acked.is_some_and(|by| by < claim.op.invoked)
     });
     if over || history.superseded_by[at] < claim.op.invoked {

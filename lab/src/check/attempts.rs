@@ -48,6 +48,26 @@ pub(super) enum How {
     ResolvedFree,
 }
 
+/// A released record goes on for this long.
+const RELEASED_FOR: Nanos = 60_000_000_000;
+
+impl End {
+    /// From when on its record may be gone: retention is over, or a release long past.
+    pub(super) fn gone_from(&self) -> Nanos {
+        let lasts = match self.how {
+            How::Abandoned | How::ResolvedFree => RELEASED_FOR,
+            How::Completed(kept) | How::ResolvedDone(kept) => kept.lasts(),
+            How::Marked => Nanos::MAX,
+        };
+        self.from.saturating_add(lasts)
+    }
+
+    /// Whether somebody resolved it.
+    pub(super) const fn is_resolved(&self) -> bool {
+        matches!(self.how, How::ResolvedDone(_) | How::ResolvedFree)
+    }
+}
+
 impl How {
     /// What is replayed from then on.
     pub(super) const fn kept(self) -> Option<Kept> {

@@ -38,16 +38,11 @@ pub(super) fn check(
             };
             (attempt.known <= effect.at).then_some((history, at))
         });
+        let mut wrong = |property, what| findings.report(property, effect.key, effect.at, what);
+        let fence = effect.fence;
         let Some((history, at)) = found else {
-            findings.report(
-                "P10",
-                effect.key,
-                effect.at,
-                format!(
-                    "an effect under fence {} that no acquired claim allows",
-                    effect.fence
-                ),
-            );
+            let what = format!("an effect under fence {fence} that no acquired claim allows");
+            wrong("P10", what);
             continue;
         };
         let before = match latest.get(&effect.key) {
@@ -63,16 +58,10 @@ pub(super) fn check(
         match succession(older, newer, options) {
             Ok(_) => findings.explained_effects += 1,
             Err(why) => {
+                let (one, other) = (older.held.fence, newer.held.fence);
+                let of = format!("a double effect, of attempts {one} and {other}");
+                wrong("P1", format!("{of}: the first {why}"));
                 findings.double_effects += 1;
-                findings.report(
-                    "P1",
-                    effect.key,
-                    effect.at,
-                    format!(
-                        "a double effect, of attempts {} and {}: the first {why}",
-                        older.held.fence, newer.held.fence
-                    ),
-                );
             }
         }
     }

@@ -1,12 +1,10 @@
 //! P3: a token that is stale, forged or settled changes nothing; and P11: one that is current is
 //! not refused.
 
-use super::attempts::{Attempt, FencedOp, KeyHistory};
+use super::attempts::{Attempt, End, FencedOp, How, KeyHistory};
 use super::{Findings, Options};
 use crate::clock::Nanos;
 use crate::history::{Answer, Refused, Step};
-
-const RELEASED_FOR: Nanos = 60_000_000_000;
 
 pub(super) fn check(history: &KeyHistory<'_>, options: &Options, findings: &mut Findings) {
     // What each attempt's earlier steps settled: when it was acknowledged.
@@ -82,10 +80,8 @@ fn applied(
             "applied, although a later attempt had taken its place".into(),
         ));
     }
-    let resolved = attempt.ends.iter().any(|end| {
-        use super::attempts::How::{ResolvedDone, ResolvedFree};
-        matches!(end.how, ResolvedDone(_) | ResolvedFree) && end.acked.is_some_and(|by| by < sent)
-    });
+    let mut ends = attempt.ends.iter();
+    let resolved = ends.any(|end| end.is_resolved() && end.acked.is_some_and(|by| by < sent));
     if resolved {
         return Err(("P3", "applied, although it had been resolved".into()));
     }
@@ -118,33 +114,18 @@ fn cause(
         || history.ghost_by(by, Some(attempt.held.nonce))
         // The attempt's own nonce, sent again after the attempt had ended.
         || history.ghost_by(by, None) && attempt.ended_by() < by;
-    let own = |end: &super::attempts::End| end.from == fenced.op.invoked;
+    let own = |end: &End| end.from == fenced.op.invoked;
     // Where stores repeat steps, this one may have been done, and its record be gone.
     let hidden = options.hides(fenced.op) && refused == Refused::Missing;
-    let others = |end: &&super::attempts::End| end.from < by && (hidden || !own(end));
+    let others = |end: &&End| end.from < by && (hidden || !own(end));
     let mut ends = attempt.ends.iter().filter(others);
-    use super::attempts::How::{Abandoned, Completed, Marked, ResolvedDone, ResolvedFree};
     let known = match refused {
-        Refused::Superseded => {
-            superseded || ends.any(|e| matches!(e.how, ResolvedDone(_) | ResolvedFree))
-        }
-        Refused::Missing => {
-            superseded
-                || ends.any(|e| {
-                    let lasts = match e.how {
-                        Abandoned | ResolvedFree => RELEASED_FOR,
-                        Completed(kept) | ResolvedDone(kept) => {
-                            kept.replay.saturating_add(kept.tombstone)
-                        }
-                        Marked => Nanos::MAX,
-                    };
-                    late >= e.from.saturating_add(lasts)
-                })
-        }
-        Refused::Completed => ends.any(|e| matches!(e.how, Completed(_))),
-        Refused::Released => ends.any(|e| e.how == Abandoned),
+        Refused::Superseded => superseded || ends.any(End::is_resolved),
+        Refused::Missing => superseded || ends.any(|end| late >= end.gone_from()),
+        Refused::Completed => ends.any(|e| matches!(e.how, How::Completed(_))),
+        Refused::Released => ends.any(|e| e.how == How::Abandoned),
         // By the attempt itself, or by a claim that found it lapsed.
-        Refused::Unknown => ends.any(|e| e.how == Marked) || late >= attempt.lapse_from,
+        Refused::Unknown => ends.any(|e| e.how == How::Marked) || late >= attempt.lapse_from,
         // Which steps are kept is not followed here.
         Refused::OtherSteps => matches!(fenced.step, Step::Keep { .. }),
         Refused::InFlight | Refused::Running => false,

@@ -1,27 +1,19 @@
 //! P1: at most one owner at a time, a new one only after the last one ended, and fences that grow.
 
-use super::attempts::{Attempt, How, KeyHistory};
+use super::attempts::{Attempt, End, How, KeyHistory};
 use super::{Findings, Options};
-use crate::clock::{Nanos, millis};
-
-// A released record goes on for this long; after it the counting of attempts may begin anew.
-const RELEASED_FOR: Nanos = 60_000_000_000;
+use crate::clock::millis;
 
 pub(super) fn check(history: &KeyHistory<'_>, options: &Options, findings: &mut Findings) {
+    let mut wrong = |property, at, what| findings.report(property, history.key, at, what);
     let mut latest = 0;
     let mut first_of_latest = 0;
     for (at, next) in history.attempts.iter().enumerate() {
+        let (fence, worker) = (next.held.fence, next.worker);
         if next.known < latest {
             let before = history.attempts[first_of_latest].held.fence;
-            findings.report(
-                "P1",
-                history.key,
-                latest,
-                format!(
-                    "the fence went back: {before} was given out after {} was",
-                    next.held.fence
-                ),
-            );
+            let what = format!("the fence went back: {before} was given out after {fence} was");
+            wrong("P1", latest, what);
         }
         if next.from > latest {
             (latest, first_of_latest) = (next.from, at);
@@ -29,18 +21,15 @@ pub(super) fn check(history: &KeyHistory<'_>, options: &Options, findings: &mut 
         let Some(last) = at.checked_sub(1).map(|at| &history.attempts[at]) else {
             continue;
         };
-        if last.held.fence == next.held.fence {
-            findings.report(
-                "P1",
-                history.key,
-                next.known.max(last.known),
-                format!(
-                    "fence {} was given to two nonces, in processes {} and {}",
-                    next.held.fence, last.worker, next.worker
-                ),
-            );
+        let (last_fence, last_worker) = (last.held.fence, last.worker);
+        if last_fence == fence {
+            let processes = format!("in processes {last_worker} and {worker}");
+            let what = format!("fence {fence} was given to two nonces, {processes}");
+            wrong("P1", next.known.max(last.known), what);
             continue;
         }
+        let by = next.known.saturating_add(options.tolerance);
+        let stood = last.ends.iter().all(|end| by < end.gone_from());
         // A claim whose answer was lost may have run in between, and been resolved.
         let direct = !history.ghost_by(next.known, None);
         let fault = match succession(last, next, options) {
@@ -49,25 +38,14 @@ pub(super) fn check(history: &KeyHistory<'_>, options: &Options, findings: &mut 
             Ok(_) => None,
         };
         if let Some((property, why)) = fault {
-            findings.report(
-                property,
-                history.key,
-                next.known,
-                format!(
-                    "attempt {} of process {} was acquired after attempt {} of process {}, {why}",
-                    next.held.fence, next.worker, last.held.fence, last.worker
-                ),
-            );
-        } else if next.number == 1 && direct && !may_begin_anew(last, next, options) {
-            findings.report(
-                "P1",
-                history.key,
-                next.known,
-                format!(
-                    "attempt {} is counted as the first, after attempt {} whose record stood",
-                    next.held.fence, last.held.fence
-                ),
-            );
+            let this = format!("attempt {fence} of process {worker}");
+            let before = format!("attempt {last_fence} of process {last_worker}");
+            let what = format!("{this} was acquired after {before}, {why}");
+            wrong(property, next.known, what);
+        } else if next.number == 1 && direct && stood {
+            let before = format!("after attempt {last_fence} whose record stood");
+            let what = format!("attempt {fence} is counted as the first, {before}");
+            wrong("P1", next.known, what);
         }
     }
 }
@@ -82,22 +60,15 @@ pub(super) fn succession(
 ) -> Result<bool, String> {
     let by = next.known.saturating_add(options.tolerance);
     let mut before = last.ends.iter().filter(|end| end.from < next.known);
-    let over = |from: Nanos, kept: crate::history::Kept| {
-        by >= from
-            .saturating_add(kept.replay)
-            .saturating_add(kept.tombstone)
-    };
     if let Some((_, kept)) = last.acked_kept() {
         let from = last.completed_from(kept.outcome);
-        if over(from, kept) {
+        if by >= from.saturating_add(kept.lasts()) {
             return Ok(true);
         }
         return Err("was completed (acknowledged) and within retention".into());
     }
-    if before.clone().any(|end| match end.how {
-        how if how.frees() => true,
-        how => how.kept().is_some_and(|kept| over(end.from, kept)),
-    }) {
+    let lets_others = |end: &End| end.how.frees() || by >= end.gone_from();
+    if before.clone().any(lets_others) {
         return Ok(true);
     }
     if !next.retry {
@@ -112,19 +83,4 @@ pub(super) fn succession(
     }
     // It lapsed.
     Ok(last.print == next.print)
-}
-
-// The record of `last` may be gone: its retention is over, or its release long past.
-fn may_begin_anew(last: &Attempt, next: &Attempt, options: &Options) -> bool {
-    let by = next.known.saturating_add(options.tolerance);
-    last.ends.iter().any(|end| {
-        let lasts = match end.how {
-            How::Abandoned | How::ResolvedFree => RELEASED_FOR,
-            How::Completed(kept) | How::ResolvedDone(kept) => {
-                kept.replay.saturating_add(kept.tombstone)
-            }
-            How::Marked => return false,
-        };
-        by >= end.from.saturating_add(lasts)
-    })
 }

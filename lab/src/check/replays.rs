@@ -152,7 +152,7 @@ fn fault(history: &KeyHistory<'_>, op: &Op, options: &Options) -> Option<(&'stat
         // A read shows a record as long as there is one, its tombstone too.
         let lasts = match print {
             Some(_) => kept.replay,
-            None => kept.replay.saturating_add(kept.tombstone),
+            None => kept.lasts(),
         };
         let over = end
             .acked

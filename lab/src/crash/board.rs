@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use serde::Serialize;
 
 use super::point::{Point, Work};
 
@@ -38,21 +39,25 @@ struct Inner {
 }
 
 /// What came of it.
-#[derive(Debug, Default, Clone)]
+#[derive(Debug, Default, Clone, Serialize)]
 pub(super) struct Found {
     /// How many keys there were.
     pub(super) keys: i64,
     /// All answers of each key.
+    #[serde(skip)]
     pub(super) answers: HashMap<i64, Vec<String>>,
     /// How many of these were replays.
     pub(super) replays: usize,
     /// How often work ran again for conflicts with others.
     pub(super) run_again: usize,
     /// How often each point was come to.
+    #[serde(skip)]
     pub(super) hits: BTreeMap<Point, usize>,
     /// Which attempts were killed: where, on which key, with which fence.
+    #[serde(skip)]
     pub(super) killed: Vec<(Point, i64, u64)>,
     /// Why callers had to ask again.
+    #[serde(rename = "asked_again")]
     pub(super) refusals: BTreeMap<String, usize>,
 }
 

@@ -1,7 +1,6 @@
 //! The parent's side of one worker: tells it what to ask for, kills it where that was planned, and
 //! starts another in its place.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,8 +12,9 @@ use super::failpoints::{Order, Said};
 use super::point::{Point, Strike};
 use super::transaction::Tables;
 use super::wire::{Struck, Wire};
-use super::worker::{COMMAND, Settings};
+use super::worker::Settings;
 use crate::base::{self, Base, Place};
+use crate::part::Part;
 use crate::process::Process;
 
 /// Longer than anything a worker does takes, on a machine that is busy with other things too.
@@ -26,7 +26,6 @@ const COMMITS: Duration = Duration::from_secs(10);
 /// What all drivers share.
 #[derive(Debug)]
 pub(super) struct Run<B> {
-    pub(super) program: PathBuf,
     pub(super) place: Place,
     /// Not through a worker's wire.
     pub(super) store: B,
@@ -103,7 +102,7 @@ impl Life {
             url,
             ..run.settings.clone()
         };
-        let process = Process::start(&run.program, COMMAND, &settings)?;
+        let process = Process::start(&Part::CrashWorker(settings))?;
         let mut life = Self { process, wire };
         match life.process.hear().await? {
             Said::Ready => Ok(life),

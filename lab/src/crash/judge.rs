@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use anyhow::Result;
 use semel::store::ListQuery;
 use semel::{StateKind, Store};
+use serde::Serialize;
 
 use super::board::Found;
 use super::payments::{Payment, Service};
@@ -15,7 +16,7 @@ use crate::base::{self, Base};
 use crate::named::Named as _;
 
 /// What is wrong, in numbers, and the first of it in words.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub(super) struct Verdict {
     pub(super) effects: usize,
     pub(super) double_effects: usize,
@@ -24,11 +25,14 @@ pub(super) struct Verdict {
     pub(super) wrong_answers: usize,
     pub(super) wrong_balances: usize,
     pub(super) left_in_flight: usize,
+    #[serde(skip)]
     pub(super) reruns: usize,
     /// Killed attempts that left what cannot be, by where they were killed.
     pub(super) wrong_leftovers: usize,
-    /// How many of the attempts killed at a point left their effects.
+    /// How many of the attempts killed at a point left the whole transaction; the others left nothing.
+    #[serde(rename = "effects_left", skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) left: BTreeMap<Point, usize>,
+    #[serde(skip)]
     pub(super) details: Vec<String>,
 }
 

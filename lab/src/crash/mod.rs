@@ -18,44 +18,43 @@ mod report;
 pub(crate) mod steps;
 mod transaction;
 pub(crate) mod wire;
-pub mod worker;
+pub(crate) mod worker;
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result};
 use semel_stores::{MysqlStore, PostgresStore, SqliteStore};
-use tokio::task::JoinSet;
 
 pub use bugs::Bug;
 pub use options::Options;
 pub use point::{Point, Work};
-pub use report::Report;
 
 use crate::base::{Base, Database, Place};
 use crate::clock::now;
 use crate::lines;
+use crate::process::together;
 use board::{Board, Found};
 use driver::Run;
 use judge::Verdict;
 use payments::Service;
+use report::Report;
 use transaction::Tables;
 use worker::Settings;
 
-/// Does the run with workers of this program, and says what came of it. Whether nothing is wrong.
+/// Does the run, and says what came of it. Whether nothing is wrong.
 ///
 /// # Errors
 /// Where the run could not be done.
-pub async fn run(options: &Options, program: &Path) -> Result<bool> {
+pub async fn run(options: &Options) -> Result<bool> {
     match options.database {
-        Database::Postgres => on::<PostgresStore>(options, program).await,
-        Database::Sqlite => on::<SqliteStore>(options, program).await,
-        Database::Mysql => on::<MysqlStore>(options, program).await,
+        Database::Postgres => on::<PostgresStore>(options).await,
+        Database::Sqlite => on::<SqliteStore>(options).await,
+        Database::Mysql => on::<MysqlStore>(options).await,
     }
 }
 
-async fn on<B: Base>(options: &Options, program: &Path) -> Result<bool> {
+async fn on<B: Base>(options: &Options) -> Result<bool> {
     let folder = tempfile::Builder::new().prefix("semel-lab-").tempdir()?;
     let place = Place::start(options.database, options.url.as_deref(), folder.path()).await?;
     let store = B::open(place.url()).await.context("the store")?;
@@ -74,7 +73,6 @@ async fn on<B: Base>(options: &Options, program: &Path) -> Result<bool> {
     let only = &options.points;
     points.retain(|point| only.is_empty() || only.contains(point));
     let run = Arc::new(Run {
-        program: program.into(),
         place,
         store,
         tables,
@@ -89,7 +87,7 @@ async fn on<B: Base>(options: &Options, program: &Path) -> Result<bool> {
     verdict.left_in_flight = judge::in_flight(&run.store, &name).await?;
     run.tables.drop(&run.store).await?;
     run.store.close().await?;
-    let mut report = Report::new(options, &points, &found, verdict, steps, seconds);
+    let mut report = Report::new(options, &points, found, verdict, steps, seconds);
     if let Err(error) = stopped {
         report.reasons.failed(format!("{error:#}"));
     }
@@ -98,20 +96,15 @@ async fn on<B: Base>(options: &Options, program: &Path) -> Result<bool> {
 
 /// Every key until it is answered, every point until it was come to; then every key once more.
 async fn all<B: Base>(run: &Arc<Run<B>>, options: &Options) -> Result<()> {
-    for again in [false, true] {
-        if again {
-            run.board.once_more();
-        }
-        let mut drivers = JoinSet::new();
-        for number in 0..options.processes {
-            let seed = options.seed ^ (number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            drivers.spawn(driver::drive(run.clone(), seed));
-        }
-        while let Some(ended) = drivers.join_next().await {
-            ended??;
-        }
-    }
-    Ok(())
+    let drivers = || {
+        (1..=options.processes).map(|number| {
+            let seed = options.seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            driver::drive(run.clone(), seed)
+        })
+    };
+    together(drivers()).await?;
+    run.board.once_more();
+    together(drivers()).await
 }
 
 async fn judged<B: Base>(

@@ -1,31 +1,55 @@
-//! A store that passes the points on its way: it delegates, and stands still before and after.
+//! The store as the guard sees it: it delegates, stands still at the points before and after, and is right or wrong in
+//! one way.
 
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use semel::record::{Change, Update};
 use semel::store::{Claim, ClaimRequest, Fenced, Result};
 use semel::transaction::{Isolation, Sealing, TransactionError, Transactional, seal_one_by_one};
-use semel::{Identity, IdentityDigest, Store, StoreError, StoreErrorKind};
+use semel::{FinishedStep, Identity, IdentityDigest, Progress, Store, StoreError, StoreErrorKind};
 
+use super::bugs::Bug;
 use super::failpoints::Failpoints;
 use super::point::Point;
+use super::steps::Line;
 use crate::base::Base;
+use crate::lines::Lines;
 
 /// The store, and the points around each of its calls.
 #[derive(Debug)]
 pub(crate) struct Pointed<S> {
     inner: Arc<S>,
     points: Arc<Failpoints>,
+    bug: Option<Bug>,
+    log: Option<Arc<Lines>>,
+    /// A completion, of a planted bug.
+    put_off: Mutex<Option<(IdentityDigest, Change)>>,
 }
 
 impl<S> Pointed<S> {
-    pub(crate) const fn new(inner: Arc<S>, points: Arc<Failpoints>) -> Self {
-        Self { inner, points }
+    /// `log` is told of the steps that are kept.
+    pub(crate) fn new(
+        inner: Arc<S>,
+        points: Arc<Failpoints>,
+        bug: Option<Bug>,
+        log: Option<Arc<Lines>>,
+    ) -> Self {
+        Self {
+            inner,
+            points,
+            bug,
+            log,
+            put_off: Mutex::default(),
+        }
     }
+}
 
-    pub(crate) const fn points(&self) -> &Arc<Failpoints> {
-        &self.points
-    }
+/// None of a mark.
+fn name(step: &FinishedStep) -> Option<String> {
+    let one = Progress::EMPTY.with(step).ok()?;
+    let (name, _) = one.steps().next()?;
+    Some(name.to_owned())
 }
 
 impl<S: Store> Pointed<S> {
@@ -43,21 +67,8 @@ impl<S: Store> Pointed<S> {
             Err(StoreError::new(StoreErrorKind::Unknown, what))
         })
     }
-}
 
-impl<S: Store> Store for Pointed<S> {
-    async fn claim(&self, identity: &Identity, request: &ClaimRequest) -> Result<Claim> {
-        self.points.pass(Point::Random).await;
-        self.points.pass(Point::BeforeClaim).await;
-        self.points.pass(Point::ClaimLost).await;
-        let claim = self.inner.claim(identity, request).await?;
-        if matches!(claim, Claim::Acquired(_)) {
-            self.points.pass(Point::Claimed).await;
-        }
-        Ok(claim)
-    }
-
-    async fn change(&self, identity: &IdentityDigest, change: &Change) -> Result<Fenced> {
+    async fn changed(&self, identity: &IdentityDigest, change: &Change) -> Result<Fenced> {
         let passes: &[Point] = match change {
             Change::Held(_, Update::Renew(_)) => return self.renewed(identity, change).await,
             Change::Held(_, Update::Complete(..)) => {
@@ -77,36 +88,64 @@ impl<S: Store> Store for Pointed<S> {
         }
         Ok(done)
     }
+}
+
+impl<S: Store> Store for Pointed<S> {
+    async fn claim(&self, identity: &Identity, request: &ClaimRequest) -> Result<Claim> {
+        self.points.pass(Point::Random).await;
+        self.points.pass(Point::BeforeClaim).await;
+        self.points.pass(Point::ClaimLost).await;
+        let claim = self.inner.claim(identity, request).await?;
+        if matches!(claim, Claim::Acquired(_)) {
+            self.points.pass(Point::Claimed).await;
+        }
+        Ok(claim)
+    }
+
+    async fn change(&self, identity: &IdentityDigest, change: &Change) -> Result<Fenced> {
+        let Change::Held(token, Update::KeepStep { step, .. }) = change else {
+            return self.changed(identity, change).await;
+        };
+        let done = match self.bug {
+            Some(Bug::ForgetsSteps) => Fenced::Applied,
+            _ => self.changed(identity, change).await?,
+        };
+        if let (Fenced::Applied, Some(name)) = (done, name(step)) {
+            if let Some(log) = &self.log {
+                log.record(&Line::new(true, identity, &name, token.fence));
+            }
+            self.points.pass(Point::Kept).await;
+        }
+        Ok(done)
+    }
 
     semel::delegate!(inner: get, list, purge, wait, probe, close);
 }
 
-impl<S: Transactional> Pointed<S> {
-    /// Passes the points around a commit.
-    async fn committed<T>(
-        &self,
-        commit: impl Future<Output = Result<T, TransactionError>>,
-    ) -> Result<T, TransactionError> {
-        for point in [
-            Point::BeforeCommit,
-            Point::WhileCommitting,
-            Point::CommitLost,
-            Point::CommitLate,
-            Point::CommitCut,
-            Point::ReadingBack,
-            Point::ServerRestartsAtCommit,
-        ] {
-            self.points.pass(point).await;
-        }
-        let committed = commit.await;
-        self.points.unhush();
-        if let Err(TransactionError::Unknown(_)) = &committed {
-            self.points.lost();
-        }
-        let committed = committed?;
-        self.points.pass(Point::Committed).await;
-        Ok(committed)
+/// Passes the points around a commit.
+async fn committed<T>(
+    points: &Failpoints,
+    commit: impl Future<Output = Result<T, TransactionError>>,
+) -> Result<T, TransactionError> {
+    for point in [
+        Point::BeforeCommit,
+        Point::WhileCommitting,
+        Point::CommitLost,
+        Point::CommitLate,
+        Point::CommitCut,
+        Point::ReadingBack,
+        Point::ServerRestartsAtCommit,
+    ] {
+        points.pass(point).await;
     }
+    let committed = commit.await;
+    points.unhush();
+    if let Err(TransactionError::Unknown(_)) = &committed {
+        points.lost();
+    }
+    let committed = committed?;
+    points.pass(Point::Committed).await;
+    Ok(committed)
 }
 
 impl<S: Base> Transactional for Pointed<S> {
@@ -125,14 +164,50 @@ impl<S: Base> Transactional for Pointed<S> {
         identity: &IdentityDigest,
         change: &Change,
     ) -> Result<Fenced, TransactionError> {
+        let bug = self.bug.filter(|_| change.outcome().is_some());
+        if bug == Some(Bug::CompletesAfter) {
+            *self.put_off.lock() = Some((*identity, change.clone()));
+            return Ok(Fenced::Applied);
+        }
+        if bug == Some(Bug::CommitsFirst) {
+            for sql in S::COMMIT_AND_BEGIN {
+                // Where it fails, the transaction does.
+                let _ = S::execute(transaction, sql.into()).await;
+            }
+        }
         self.points.pass(Point::BeforeCompleting).await;
         let done = self.inner.change_in(transaction, identity, change).await?;
         self.points.pass(Point::Completing).await;
-        Ok(done)
+        Ok(match bug {
+            Some(Bug::RunsAgain) => Fenced::Applied,
+            _ => done,
+        })
     }
 
     async fn commit(&self, transaction: S::Transaction) -> Result<(), TransactionError> {
-        self.committed(self.inner.commit(transaction)).await
+        let put_off = self.put_off.lock().take();
+        let (inner, points) = (self.inner.clone(), self.points.clone());
+        let commit = async move { committed(&points, inner.commit(transaction)).await };
+        if self.bug == Some(Bug::AnswersFirst) {
+            tokio::spawn(commit);
+            return Ok(());
+        }
+        match (self.bug, commit.await) {
+            (Some(Bug::CompletesAfter), Ok(())) => {
+                if let Some((identity, change)) = put_off {
+                    // Too late to do anything about it.
+                    let _ = self.changed(&identity, &change).await;
+                }
+                Ok(())
+            }
+            (Some(Bug::NewKey), Err(TransactionError::Unknown(error))) => {
+                Err(TransactionError::NotCommitted(error))
+            }
+            (Some(Bug::RunsAgain), Err(TransactionError::Unknown(error))) => {
+                Err(TransactionError::Conflict(error))
+            }
+            (_, committed) => committed,
+        }
     }
 
     async fn seal(
@@ -140,11 +215,12 @@ impl<S: Base> Transactional for Pointed<S> {
         transaction: S::Transaction,
         changes: &[(IdentityDigest, Change)],
     ) -> Result<Sealing, TransactionError> {
-        if !S::SEALS_AT_ONCE || self.points.is_armed(Point::Completing) {
+        let at_once = S::SEALS_AT_ONCE && !self.points.is_armed(Point::Completing);
+        if !at_once || self.bug.is_some() {
             return seal_one_by_one(self, transaction, changes).await;
         }
         self.points.pass(Point::BeforeCompleting).await;
-        self.committed(self.inner.seal(transaction, changes)).await
+        committed(&self.points, self.inner.seal(transaction, changes)).await
     }
 
     async fn rollback(&self, transaction: S::Transaction) {

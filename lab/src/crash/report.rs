@@ -15,31 +15,20 @@ use crate::reasons::Reasons;
 
 /// What came of a run.
 #[derive(Debug, Clone, Serialize)]
-pub struct Report {
+pub(super) struct Report {
     db: Database,
     work: Work,
     seed: u64,
     kills: usize,
     cuts: usize,
-    keys: i64,
     answers: usize,
-    replays: usize,
-    run_again: usize,
-    effects: usize,
-    double_effects: usize,
-    lost_effects: usize,
-    missing_answers: usize,
-    wrong_answers: usize,
-    wrong_balances: usize,
-    left_in_flight: usize,
-    wrong_leftovers: usize,
+    #[serde(flatten)]
+    found: Found,
+    #[serde(flatten)]
+    verdict: Verdict,
     #[serde(skip_serializing_if = "Option::is_none")]
     steps: Option<Steps>,
     by_point: BTreeMap<Point, usize>,
-    /// Of these kills, those that left the whole transaction; the others left nothing.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    effects_left: BTreeMap<Point, usize>,
-    asked_again: BTreeMap<String, usize>,
     seconds: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     bug: Option<Bug>,
@@ -60,8 +49,8 @@ impl Report {
     pub(super) fn new(
         options: &Options,
         points: &[Point],
-        found: &Found,
-        verdict: Verdict,
+        found: Found,
+        mut verdict: Verdict,
         steps: Option<Steps>,
         seconds: f64,
     ) -> Self {
@@ -71,7 +60,7 @@ impl Report {
             of.map(hits).sum()
         };
         let faults = verdict.faults();
-        let mut reasons = Reasons::with(verdict.details);
+        let mut reasons = Reasons::with(std::mem::take(&mut verdict.details));
         reasons.counted(faults);
         for point in points {
             if hits(point) == 0 {
@@ -89,22 +78,11 @@ impl Report {
             seed: options.seed,
             kills,
             cuts: sum(false),
-            keys: found.keys,
             answers: found.answers.values().map(Vec::len).sum(),
-            replays: found.replays,
-            run_again: found.run_again,
-            effects: verdict.effects,
-            double_effects: verdict.double_effects,
-            lost_effects: verdict.lost_effects,
-            missing_answers: verdict.missing_answers,
-            wrong_answers: verdict.wrong_answers,
-            wrong_balances: verdict.wrong_balances,
-            left_in_flight: verdict.left_in_flight,
-            wrong_leftovers: verdict.wrong_leftovers,
-            effects_left: verdict.left,
             steps,
             by_point: points.iter().map(|p| (*p, hits(p))).collect(),
-            asked_again: found.refusals.clone(),
+            found,
+            verdict,
             seconds: (seconds * 10.0).round() / 10.0,
             bug: options.bug,
             reasons,
@@ -115,7 +93,7 @@ impl Report {
     pub(super) fn print(&self) -> anyhow::Result<bool> {
         println!("{:<20} kills  effects left", "point");
         for (point, hits) in &self.by_point {
-            let left = match self.effects_left.get(point) {
+            let left = match self.verdict.left.get(point) {
                 _ if !point.strike().kills() => "(alive)".into(),
                 Some(left) => left.to_string(),
                 None => String::new(),

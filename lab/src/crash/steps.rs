@@ -6,7 +6,6 @@
 
 use std::error::Error;
 use std::io;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -15,13 +14,13 @@ use semel::guard::{Asked, Attempt, AttemptInfo, Done, RunError, StepError, Trans
 use semel::store::Fence;
 use serde::{Deserialize, Serialize};
 
-use super::bugs::{Bug, Planted};
+use super::bugs::Bug;
 use super::payments::{Client, Payment};
 use super::point::{Point, Work};
+use super::pointed::Pointed;
 use super::transaction::{Effect, isolation, write};
 use super::worker::Worker;
 use crate::base::Base;
-use crate::lines::Lines;
 
 /// The steps' names, in their order.
 pub(super) const NAMES: [&str; 3] = ["charge", "reserve", "ship"];
@@ -59,30 +58,14 @@ pub(super) struct Line {
     pub(super) fence: u64,
 }
 
-/// The file.
-#[derive(Debug)]
-pub(crate) struct StepLog(Lines);
-
-impl StepLog {
-    pub(super) fn open(path: &Path) -> io::Result<Self> {
-        Ok(Self(Lines::open(path)?))
-    }
-
-    pub(super) fn called(&self, identity: &IdentityDigest, step: &str, fence: Fence) {
-        self.write(false, identity, step, fence);
-    }
-
-    pub(super) fn kept(&self, identity: &IdentityDigest, step: &str, fence: Fence) {
-        self.write(true, identity, step, fence);
-    }
-
-    fn write(&self, kept: bool, identity: &IdentityDigest, step: &str, fence: Fence) {
-        self.0.record(&Line {
+impl Line {
+    pub(super) fn new(kept: bool, identity: &IdentityDigest, step: &str, fence: Fence) -> Self {
+        Self {
             kept,
             identity: identity.to_string(),
             step: step.into(),
             fence: fence.0,
-        });
+        }
     }
 }
 
@@ -106,7 +89,7 @@ pub(super) async fn ask<B: Base>(
     let asked = Asked::new(identity, worker.fingerprint(key)).in_steps();
     let run = worker
         .guard
-        .run(asked, move |mut attempt: Attempt<Planted<B>>| async move {
+        .run(asked, move |mut attempt: Attempt<Pointed<B>>| async move {
             let fence = attempt.fence;
             let mut parts = Vec::new();
             for (place, name) in NAMES.into_iter().enumerate() {
@@ -131,7 +114,7 @@ pub(super) async fn ask<B: Base>(
                 }
                 let (points, log) = (&points, Arc::clone(&log));
                 let call = async |step_key: String| {
-                    log.called(&digest, name, fence);
+                    log.record(&Line::new(false, &digest, name, fence));
                     points.pass(Point::BeforeCall).await;
                     points.pass(Point::WhileCalling).await;
                     let payment = Payment::of(key, place as u32);

@@ -13,22 +13,20 @@ use semel::{Fingerprint, FinishedStep, Identity, Key, Outcome, Scope, Store as _
 use semel_stores::{MysqlStore, PostgresStore, SqliteStore};
 use serde::{Deserialize, Serialize};
 
-use super::bugs::{Bug, Planted};
+use super::bugs::Bug;
 use super::failpoints::{Failpoints, Order, Said};
 use super::options::Options;
 use super::point::Work;
 use super::pointed::Pointed;
-use super::steps::{self, StepLog};
+use super::steps;
 use super::transaction::{self, Tables};
 use crate::base::{Base, Database};
+use crate::lines::Lines;
 use crate::process::{Orders, say};
-
-/// The hidden subcommand.
-pub const COMMAND: &str = "crash-worker";
 
 /// What a worker is told.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Settings {
+pub(crate) struct Settings {
     pub(super) options: Options,
     pub(super) url: String,
     /// What tells this run's keys and tables from those of others.
@@ -43,10 +41,10 @@ pub struct Settings {
 #[derive(Debug)]
 pub(super) struct Worker<B> {
     pub(super) settings: Settings,
-    pub(super) guard: Guard<Planted<B>>,
+    pub(super) guard: Guard<Pointed<B>>,
     pub(super) points: Arc<Failpoints>,
     pub(super) tables: Tables,
-    pub(super) log: Arc<StepLog>,
+    pub(super) log: Arc<Lines>,
     /// How often the work ran again.
     pub(super) again: Arc<AtomicU32>,
     // Of a planted bug: who was not answered, and asks under another key.
@@ -54,23 +52,12 @@ pub(super) struct Worker<B> {
 }
 
 /// The worker's process. Its input ends with its parent, and so does it.
-///
-/// # Errors
-/// Where the store cannot be opened.
-pub fn run(settings: Settings) -> Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
-    let done = runtime.block_on(async {
-        match settings.options.database {
-            Database::Postgres => obey::<PostgresStore>(settings).await,
-            Database::Sqlite => obey::<SqliteStore>(settings).await,
-            Database::Mysql => obey::<MysqlStore>(settings).await,
-        }
-    });
-    // A thread that reads the input would keep it waiting.
-    runtime.shutdown_background();
-    done
+pub(crate) async fn run(settings: Settings) -> Result<()> {
+    match settings.options.database {
+        Database::Postgres => obey::<PostgresStore>(settings).await,
+        Database::Sqlite => obey::<SqliteStore>(settings).await,
+        Database::Mysql => obey::<MysqlStore>(settings).await,
+    }
 }
 
 async fn obey<B: Base>(settings: Settings) -> Result<()> {
@@ -94,13 +81,10 @@ async fn obey<B: Base>(settings: Settings) -> Result<()> {
 impl<B: Base> Worker<B> {
     async fn open(settings: Settings) -> Result<Self> {
         let points = Arc::new(Failpoints::new(|point, fence| say(&Said::At(point, fence))));
-        let log = Arc::new(StepLog::open(&settings.log)?);
+        let log = Arc::new(Lines::open(&settings.log)?);
         let store = B::open(&settings.url).await.context("a worker's store")?;
-        let store = Planted::new(
-            Pointed::new(Arc::new(store), points.clone()),
-            settings.options.bug,
-            Some(log.clone()),
-        );
+        let (bug, store) = (settings.options.bug, Arc::new(store));
+        let store = Pointed::new(store, points.clone(), bug, Some(log.clone()));
         let policy = Policy::default().with_lease(settings.options.lease);
         Ok(Self {
             tables: Tables::of(&settings.run),

@@ -46,20 +46,29 @@ struct Inner {
 }
 
 /// What happened.
-#[derive(Debug, Default, Clone)]
+#[derive(Debug, Default, Clone, Serialize)]
 pub(super) struct Counts {
+    /// 3 to 10 of each event, as it was planned.
     pub(super) messages: usize,
+    /// With those that came again because nobody acknowledged them.
+    #[serde(rename = "deliveries")]
     pub(super) delivered: usize,
     pub(super) redelivered: usize,
+    #[serde(skip)]
     pub(super) acknowledged: usize,
     pub(super) handled: usize,
     /// Events that two deliveries were told to have handled.
+    #[serde(skip)]
     pub(super) handled_twice: usize,
+    #[serde(skip)]
     pub(super) handled_events: BTreeSet<u64>,
     /// Events of which a delivery was told that they are set aside.
+    #[serde(skip)]
     pub(super) set_aside: BTreeSet<u64>,
+    #[serde(skip)]
     pub(super) acknowledged_events: BTreeSet<u64>,
     /// Why messages came back.
+    #[serde(rename = "refused")]
     pub(super) refusals: BTreeMap<String, usize>,
 }
 

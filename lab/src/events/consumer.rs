@@ -23,17 +23,14 @@ use super::broker::{Delivery, Kind};
 use super::bugs::Bug;
 use super::options::{Options, Storm};
 use super::plan::Happening;
-use super::shelf::Shelf;
+use super::shelf::Line;
 use crate::base::{Base, Database};
-use crate::crash::bugs::Planted;
 use crate::crash::failpoints::Failpoints;
 use crate::crash::point::Point;
 use crate::crash::pointed::Pointed;
+use crate::lines::Lines;
 use crate::process::{Orders, say};
 use crate::versioned;
-
-/// The hidden subcommand.
-pub const COMMAND: &str = "events-consumer";
 
 /// How many deliveries a consumer takes at once that takes them in batches.
 const BATCH: usize = 16;
@@ -42,7 +39,7 @@ pub(super) const MAX_ATTEMPTS: u32 = 5;
 
 /// What a consumer is told.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Settings {
+pub(crate) struct Settings {
     pub(super) options: Options,
     pub(super) url: String,
     /// What tells this run's events and tables from those of others.
@@ -83,23 +80,12 @@ pub(super) enum Said {
 }
 
 /// The consumer's process. Its input ends with its parent, and so does it.
-///
-/// # Errors
-/// Where the store cannot be opened.
-pub fn run(settings: Settings) -> Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
-    let done = runtime.block_on(async {
-        match settings.options.database {
-            Database::Postgres => obey::<PostgresStore>(settings).await,
-            Database::Sqlite => obey::<SqliteStore>(settings).await,
-            Database::Mysql => obey::<MysqlStore>(settings).await,
-        }
-    });
-    // A thread that reads the input would keep it waiting.
-    runtime.shutdown_background();
-    done
+pub(crate) async fn run(settings: Settings) -> Result<()> {
+    match settings.options.database {
+        Database::Postgres => obey::<PostgresStore>(settings).await,
+        Database::Sqlite => obey::<SqliteStore>(settings).await,
+        Database::Mysql => obey::<MysqlStore>(settings).await,
+    }
 }
 
 async fn obey<B: Base + VersionedIn>(settings: Settings) -> Result<()> {
@@ -149,8 +135,8 @@ fn policy(settings: &Settings) -> Policy {
 #[derive(Debug)]
 pub(crate) struct Consumer<B: Base> {
     settings: Settings,
-    inbox: Inbox<Planted<B>>,
-    shelf: Option<Arc<Shelf>>,
+    inbox: Inbox<Pointed<B>>,
+    shelf: Option<Arc<Lines>>,
     pub(crate) store: Arc<B>,
     pub(crate) points: Arc<Failpoints>,
     pub(crate) tables: Tables,
@@ -161,14 +147,14 @@ impl<B: Base + VersionedIn> Consumer<B> {
         let points = Arc::new(Failpoints::new(|point, _| say(&Said::At(point))));
         let store = B::open(&settings.url).await.context("a consumer's store")?;
         let store = Arc::new(store);
-        let pointed = Pointed::new(store.clone(), points.clone());
         let again = settings.options.bug == Some(Bug::RunsAgain);
         let store_bug = again.then_some(crate::crash::Bug::RunsAgain);
-        let inbox = Inbox::new(Planted::new(pointed, store_bug, None), "lab");
+        let pointed = Pointed::new(store.clone(), points.clone(), store_bug, None);
+        let inbox = Inbox::new(pointed, "lab");
         let mut inbox = inbox
             .with_policy(policy(&settings))
             .with_max_attempts(MAX_ATTEMPTS);
-        let shelf = settings.letters.as_deref().map(Shelf::open).transpose()?;
+        let shelf = settings.letters.as_deref().map(Lines::open).transpose()?;
         let shelf = shelf.map(Arc::new);
         if let Some(shelf) = &shelf {
             let later = settings.options.bug == Some(Bug::KeepsLater);
@@ -306,7 +292,7 @@ impl<B: Base + VersionedIn> Consumer<B> {
         };
         if let (Some(Bug::ShelvesRefused), Some(shelf)) = (self.settings.options.bug, &self.shelf) {
             // Of a planted bug: what cannot be written fails the run.
-            let _ = shelf.keep(delivery.event, MAX_ATTEMPTS);
+            let _ = shelf.append(&Line::Kept(delivery.event, MAX_ATTEMPTS));
         }
         refuse(delivery, error.retry_after(), error);
     }
@@ -341,7 +327,7 @@ type Shelving = Pin<Box<dyn Future<Output = io::Result<()>> + Send>>;
 
 /// The callback for dead letters. `later` is a planted bug.
 fn shelve(
-    shelf: Arc<Shelf>,
+    shelf: Arc<Lines>,
     points: Arc<Failpoints>,
     later: bool,
 ) -> impl Fn(DeadLetter) -> Shelving + Send + Sync {
@@ -349,16 +335,16 @@ fn shelve(
         let (shelf, points) = (shelf.clone(), points.clone());
         Box::pin(async move {
             let event = letter.event.id().parse().map_err(io::Error::other)?;
-            shelf.asked(event)?;
+            shelf.append(&Line::Asked(event))?;
             points.pass(Point::HandingOver).await;
             if later {
                 tokio::spawn(async move {
                     tokio::time::sleep(Duration::from_millis(100)).await;
-                    shelf.keep(event, letter.attempts)
+                    shelf.append(&Line::Kept(event, letter.attempts))
                 });
                 return Ok(());
             }
-            shelf.keep(event, letter.attempts)?;
+            shelf.append(&Line::Kept(event, letter.attempts))?;
             points.pass(Point::HandedOver).await;
             Ok(())
         })

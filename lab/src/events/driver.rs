@@ -2,7 +2,6 @@
 //! where that was planned, and starts another in its place.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,10 +10,11 @@ use parking_lot::Mutex;
 use tokio::time::interval;
 
 use super::broker::Broker;
-use super::consumer::{COMMAND, Order, Said, Settings};
+use super::consumer::{Order, Said, Settings};
 use crate::base::Place;
 use crate::crash::point::Point;
 use crate::crash::wire::{Struck, Wire};
+use crate::part::Part;
 use crate::process::Process;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -30,7 +30,6 @@ const SLOTS: usize = 4;
 /// What all drivers share.
 #[derive(Debug)]
 pub(super) struct Run {
-    pub(super) program: PathBuf,
     pub(super) place: Place,
     pub(super) settings: Settings,
     pub(super) broker: Broker,
@@ -188,7 +187,7 @@ impl Life {
             ..run.settings.clone()
         };
         let mut life = Self {
-            process: Process::start(&run.program, COMMAND, &settings)?,
+            process: Process::start(&Part::Consumer(settings))?,
             wire,
             wired,
             pulls: VecDeque::new(),

@@ -9,7 +9,7 @@ use super::plan::Asset;
 use super::shelf::Shelved;
 
 /// What is wrong, in numbers, and the first of it in words.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Verdict {
     pub(crate) applied: usize,
     pub(crate) double_effects: usize,
@@ -20,6 +20,7 @@ pub(crate) struct Verdict {
     /// Events that were applied and are on the shelf.
     pub(crate) applied_and_set_aside: usize,
     pub(crate) letters: Letters,
+    #[serde(skip)]
     pub(crate) details: Vec<String>,
 }
 

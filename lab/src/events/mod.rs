@@ -8,7 +8,7 @@
 pub(crate) mod apply;
 mod broker;
 mod bugs;
-pub mod consumer;
+pub(crate) mod consumer;
 mod driver;
 pub(crate) mod judge;
 mod options;
@@ -17,22 +17,20 @@ mod report;
 pub(crate) mod shelf;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result};
 use semel::versioned::VersionedIn;
 use semel_stores::{MysqlStore, PostgresStore, SqliteStore};
-use tokio::task::JoinSet;
 
 pub(crate) use broker::Kind;
 pub use bugs::Bug;
 pub use options::{Options, Storm};
-pub use report::Report;
 
 use crate::base::{Base, Database, Place};
 use crate::clock::now;
+use crate::process::together;
 use crate::versioned;
 use apply::Tables;
 use broker::{Broker, Counts};
@@ -40,20 +38,21 @@ use consumer::Settings;
 use driver::{Kills, Run};
 use judge::Verdict;
 use plan::{Ends, Happening};
+use report::Report;
 
-/// Does the run with consumers of this program, and says what came of it. Whether nothing is wrong.
+/// Does the run, and says what came of it. Whether nothing is wrong.
 ///
 /// # Errors
 /// Where the run could not be done.
-pub async fn run(options: &Options, program: &Path) -> Result<bool> {
+pub async fn run(options: &Options) -> Result<bool> {
     match options.database {
-        Database::Postgres => on::<PostgresStore>(options, program).await,
-        Database::Sqlite => on::<SqliteStore>(options, program).await,
-        Database::Mysql => on::<MysqlStore>(options, program).await,
+        Database::Postgres => on::<PostgresStore>(options).await,
+        Database::Sqlite => on::<SqliteStore>(options).await,
+        Database::Mysql => on::<MysqlStore>(options).await,
     }
 }
 
-async fn on<B: Base + VersionedIn>(options: &Options, program: &Path) -> Result<bool> {
+async fn on<B: Base + VersionedIn>(options: &Options) -> Result<bool> {
     let folder = tempfile::Builder::new().prefix("semel-lab-").tempdir()?;
     let place = Place::start(options.database, options.url.as_deref(), folder.path()).await?;
     let store = B::open(place.url()).await.context("the store")?;
@@ -74,14 +73,14 @@ async fn on<B: Base + VersionedIn>(options: &Options, program: &Path) -> Result<
     };
     let points = driver::points(&place, poison);
     let run = Arc::new(Run {
-        program: program.into(),
         place,
         settings,
         broker: Broker::new(plan::deliveries(options.seed, options.events)),
         kills: Kills::new(&points, options.kills, options.seed),
     });
     let begun = Instant::now();
-    let stopped = all(&run, options.consumers).await;
+    let drivers = (0..options.consumers).map(|number| driver::drive(run.clone(), number));
+    let stopped = together(drivers).await;
     let seconds = begun.elapsed().as_secs_f64();
     let counts = run.broker.counts();
     let verdict = judged(&store, &tables, &run.settings, &counts).await?;
@@ -93,17 +92,6 @@ async fn on<B: Base + VersionedIn>(options: &Options, program: &Path) -> Result<
         report.reasons.failed(format!("{error:#}"));
     }
     report.reasons.tell(&report)
-}
-
-async fn all(run: &Arc<Run>, consumers: u64) -> Result<()> {
-    let mut drivers = JoinSet::new();
-    for number in 0..consumers {
-        drivers.spawn(driver::drive(run.clone(), number));
-    }
-    while let Some(ended) = drivers.join_next().await {
-        ended??;
-    }
-    Ok(())
 }
 
 async fn judged<B: Base + VersionedIn>(

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::broker::Counts;
 use super::bugs::Bug;
-use super::judge::{Letters, Verdict};
+use super::judge::Verdict;
 use super::options::{Options, Storm};
 use crate::base::Database;
 use crate::crash::point::Point;
@@ -14,27 +14,17 @@ use crate::reasons::Reasons;
 
 /// What came of a run.
 #[derive(Debug, Clone, Serialize)]
-pub struct Report {
+pub(super) struct Report {
     db: Database,
     storm: Storm,
     seed: u64,
     events: u64,
-    /// Of these events, planned: 3 to 10 of each.
-    messages: usize,
-    /// With those that came again because nobody acknowledged them.
-    deliveries: usize,
-    redelivered: usize,
+    #[serde(flatten)]
+    counts: Counts,
     kills: usize,
-    handled: usize,
-    applied: usize,
-    double_effects: usize,
-    lost_effects: usize,
-    violations: usize,
-    lost_letters: usize,
-    applied_and_set_aside: usize,
-    letters: Letters,
+    #[serde(flatten)]
+    verdict: Verdict,
     by_point: BTreeMap<Point, usize>,
-    refused: BTreeMap<String, usize>,
     seconds: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     bug: Option<Bug>,
@@ -48,13 +38,13 @@ impl Report {
         counts: Counts,
         points: &[Point],
         hits: &BTreeMap<Point, usize>,
-        verdict: Verdict,
+        mut verdict: Verdict,
         seconds: f64,
     ) -> Self {
         let hits = |point: &Point| hits.get(point).copied().unwrap_or_default();
         let killing = points.iter().filter(|point| point.strike().kills());
         let kills = killing.map(hits).sum();
-        let mut reasons = Reasons::with(verdict.details);
+        let mut reasons = Reasons::with(std::mem::take(&mut verdict.details));
         reasons.counted([
             ("double effects", verdict.double_effects),
             ("lost effects", verdict.lost_effects),
@@ -83,20 +73,10 @@ impl Report {
             storm: options.storm,
             seed: options.seed,
             events: options.events,
-            messages: counts.messages,
-            deliveries: counts.delivered,
-            redelivered: counts.redelivered,
+            counts,
             kills,
-            handled: counts.handled,
-            applied: verdict.applied,
-            double_effects: verdict.double_effects,
-            lost_effects: verdict.lost_effects,
-            violations: verdict.violations,
-            lost_letters: verdict.lost_letters,
-            applied_and_set_aside: verdict.applied_and_set_aside,
-            letters: verdict.letters,
+            verdict,
             by_point: by_point.collect(),
-            refused: counts.refusals,
             seconds: (seconds * 10.0).round() / 10.0,
             bug: options.bug,
             reasons,

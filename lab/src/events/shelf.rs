@@ -7,16 +7,14 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::lines::{self, Lines};
+use crate::lines;
 
-/// The file, open for appending.
-#[derive(Debug)]
-pub(super) struct Shelf(Lines);
-
-/// An event, and after how many attempts it was kept.
+/// What the callback writes down.
 #[derive(Debug, Serialize, Deserialize)]
-enum Line {
+pub(super) enum Line {
+    /// It begins with an event.
     Asked(u64),
+    /// It has taken the event, after so many attempts.
     Kept(u64, u32),
 }
 
@@ -29,22 +27,6 @@ pub(crate) struct Shelved {
     pub(crate) kept: usize,
     /// The fewest attempts that a letter said had failed.
     pub(crate) attempts: u32,
-}
-
-impl Shelf {
-    pub(super) fn open(path: &Path) -> io::Result<Self> {
-        Ok(Self(Lines::open(path)?))
-    }
-
-    /// The callback begins.
-    pub(super) fn asked(&self, event: u64) -> io::Result<()> {
-        self.0.append(&Line::Asked(event))
-    }
-
-    /// It has taken the event, after so many attempts.
-    pub(super) fn keep(&self, event: u64, attempts: u32) -> io::Result<()> {
-        self.0.append(&Line::Kept(event, attempts))
-    }
 }
 
 /// What is on it, by event.
@@ -69,18 +51,19 @@ pub(super) fn read(path: &Path) -> io::Result<BTreeMap<u64, Shelved>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lines::Lines;
 
     #[test]
     fn it_says_how_often_each_event_was_taken() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("letters");
         assert!(read(&path).unwrap().is_empty());
-        let shelf = Shelf::open(&path).unwrap();
+        let shelf = Lines::open(&path).unwrap();
         for attempts in [6, 5] {
-            shelf.asked(7).unwrap();
-            shelf.keep(7, attempts).unwrap();
+            shelf.append(&Line::Asked(7)).unwrap();
+            shelf.append(&Line::Kept(7, attempts)).unwrap();
         }
-        shelf.asked(8).unwrap();
+        shelf.append(&Line::Asked(8)).unwrap();
         let found = read(&path).unwrap();
         let shelved = |asked, kept, attempts| Shelved {
             asked,

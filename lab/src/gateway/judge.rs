@@ -34,7 +34,7 @@ pub(super) const CHECKS: &[&str] = &[
 ];
 
 /// What the judge must know of a run.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(super) struct Known {
     pub(super) on_lost: OnLost,
     pub(super) lease: Nanos,
@@ -55,10 +55,11 @@ pub(super) struct Known {
 }
 
 /// What becomes of lost attempts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum OnLost {
     /// They stay unknown.
+    #[default]
     Hold,
     /// They are run again.
     Retry,
@@ -110,8 +111,9 @@ pub(super) struct Violation {
 }
 
 /// What the judge found.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default, Serialize)]
 pub(super) struct Findings {
+    #[serde(skip)]
     pub(super) violations: Vec<Violation>,
     pub(super) identities: usize,
     /// Those with an answer of their execution in the end.
@@ -122,8 +124,10 @@ pub(super) struct Findings {
     pub(super) double_effects: usize,
     /// Second effects of identities whose first attempt was lost, under `retry`.
     pub(super) explained_effects: usize,
+    #[serde(rename = "effects_refused")]
     pub(super) refused: usize,
     /// The share of the time until all was calm in which a gateway had no fault to blame for a refusal.
+    #[serde(skip)]
     pub(super) unexcused: f64,
 }
 

@@ -17,9 +17,10 @@ mod records;
 mod report;
 #[cfg(test)]
 mod tests;
-pub mod upstream;
+pub(crate) mod upstream;
 mod work;
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -32,19 +33,19 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 pub use bugs::Bug;
 pub use options::Options;
-pub use report::Report;
 
-use crate::clock::{nanos, now};
+use crate::clock::{millis, nanos, now};
 use crate::lines::{Lines, read};
 use crate::nemesis::{Fault, Lane, plan};
-use crate::reasons::Reasons;
+use crate::reasons::{Faults, Reasons};
 use crate::torture::{self, Target};
 use bugs::Liar;
 use faults::{Scene, Struck};
 pub use judge::OnLost;
-use judge::{Findings, Known, judge};
+use judge::{Known, judge};
 use process::{Gateway, Launch, Upstream, free_address};
 use records::{CALLS, Call, Entry, LEDGER};
+use report::{Found, Report};
 use work::Board;
 
 /// What the judge knew of a run, beside calls and ledger.
@@ -55,11 +56,11 @@ pub fn is_of_a_run(folder: &Path) -> bool {
     folder.join(KNOWN).exists()
 }
 
-/// Does the run, with `program` as the upstream, and says what came of it. Whether nothing is wrong.
+/// Does the run, and says what came of it. Whether nothing is wrong.
 ///
 /// # Errors
 /// Where the run could not be done.
-pub async fn run(options: &Options, program: &Path) -> Result<bool> {
+pub async fn run(options: &Options) -> Result<bool> {
     let faults = options.faults();
     torture::check_faults(&faults, &options.run.store, true)?;
     options.run.announce(&faults);
@@ -73,9 +74,9 @@ pub async fn run(options: &Options, program: &Path) -> Result<bool> {
         std::fs::read_dir(&folder)?.next().is_none(),
         "give --keep an empty folder: what an earlier run left would be judged with this one"
     );
-    let mut report = through(options, &faults, &folder, program).await?;
+    let mut report = through(options, &faults, &folder).await?;
     if !report.reasons.passed() {
-        report.history = Some(folder.display().to_string());
+        report.history = Some(folder.clone());
         if options.run.keep.is_none() {
             // For whoever looks for the cause.
             let _ = temporary.keep();
@@ -94,15 +95,7 @@ pub fn again(folder: &Path) -> Result<bool> {
     let findings = judge(&known, &calls, &ledger);
     let mut reasons = Reasons::with(report::details(&known, &calls, &ledger, &findings));
     reasons.counted([("violations", findings.violations.len())]);
-    reasons.tell(&serde_json::json!({
-        "calls": calls.len(),
-        "identities": findings.identities,
-        "answered": findings.answered,
-        "executions": findings.executions,
-        "violations": findings.violations.len(),
-        "violations_by_check": findings.by_check(),
-        "double_effects": findings.double_effects,
-    }))
+    reasons.tell(&Found::new(&calls, findings))
 }
 
 fn left(folder: &Path) -> Result<(Vec<Call>, Vec<Entry>)> {
@@ -113,12 +106,7 @@ fn left(folder: &Path) -> Result<(Vec<Call>, Vec<Entry>)> {
     ))
 }
 
-async fn through(
-    options: &Options,
-    faults: &[Fault],
-    folder: &Path,
-    program: &Path,
-) -> Result<Report> {
+async fn through(options: &Options, faults: &[Fault], folder: &Path) -> Result<Report> {
     let run = &options.run;
     let semel = tokio::task::block_in_place(program::find)?;
     let mut of_store = faults.to_vec();
@@ -130,7 +118,7 @@ async fn through(
         address,
         ledger: folder.join(LEDGER),
     };
-    let upstream = Upstream::start(program, upstream).await?;
+    let upstream = Upstream::start(upstream).await?;
     let launch = Launch {
         options: options.clone(),
         program: semel,
@@ -172,34 +160,33 @@ async fn through(
     std::fs::write(folder.join(KNOWN), serde_json::to_vec(&known)?)?;
     let (calls, ledger) = left(folder)?;
     let findings = judge(&known, &calls, &ledger);
-    let details = report::details(&known, &calls, &ledger, &findings);
-    let mut report = made(options, &scene, &known, &calls, &findings);
+    let mut reasons = Reasons::with(report::details(&known, &calls, &ledger, &findings));
     if let Some(error) = broken {
-        let why = format!("the run broke off: {error:#}");
-        report.reasons.failed(why);
+        reasons.failed(format!("the run broke off: {error:#}"));
     }
-    let stalls = known.troubles.len() - struck.troubles.len();
-    report.faults(faults, &struck.faults, stalls);
-    report.judge(options.enough, details);
-    Ok(report)
-}
-
-fn made(
-    options: &Options,
-    scene: &Scene,
-    known: &Known,
-    calls: &[Call],
-    findings: &Findings,
-) -> Report {
-    let gateways = scene.gateways.len();
-    Report::new(
-        options,
-        scene.target.name(),
-        gateways,
-        known,
-        calls,
-        findings,
-    )
+    let faults = Faults::of(&struck.faults, faults, &mut reasons);
+    let found = Found::new(&calls, findings);
+    found.judge(options.enough, &mut reasons);
+    let mut said = BTreeMap::new();
+    for call in &calls {
+        *said.entry(call.said.name()).or_default() += 1;
+    }
+    let took = millis(known.settling.unwrap_or(known.begun) - known.begun);
+    Ok(Report {
+        store: scene.target.name(),
+        seed: run.seed,
+        on_lost: known.on_lost,
+        gateways: scene.gateways.len(),
+        clients: options.tasks,
+        seconds: (took / 10.0).round() / 100.0,
+        found,
+        said,
+        faults,
+        stalls: known.troubles.len() - struck.troubles.len(),
+        bug: options.bug,
+        reasons,
+        history: None,
+    })
 }
 
 async fn work(

@@ -1,13 +1,13 @@
 //! The processes of a run: the gateways and the upstream.
 
+use std::fs::OpenOptions;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use rustix::process::Signal;
-use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::process::{Child, Command};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
@@ -18,6 +18,7 @@ use super::options::Options;
 use super::upstream::{self, Mood};
 use crate::named::Named as _;
 use crate::nemesis::UPSTREAM_TIMEOUT;
+use crate::part::Part;
 use crate::process::{Process, send};
 
 /// Longer than anything here should take, even on a busy machine.
@@ -139,38 +140,29 @@ async fn spawn(launch: &Launch, number: usize, service: u8) -> Result<(Child, So
         std::fs::write(&file, config)?;
         command.arg("--config").arg(file);
     }
+    let path = launch.folder.join(format!("gateway-{number}.log"));
+    let log = OpenOptions::new().create(true).append(true).open(&path)?;
+    // What its earlier lives said.
+    let before = usize::try_from(log.metadata()?.len())?;
     let mut child = command
         .stdin(Stdio::null())
         .stdout(Stdio::null())
-        .stderr(Stdio::piped())
+        .stderr(log)
         .kill_on_drop(true)
         .spawn()
         .context("a gateway cannot be started")?;
-    let log = child.stderr.take().context("a gateway without a log")?;
-    let mut lines = BufReader::new(log).lines();
-    let file = launch.folder.join(format!("gateway-{number}.log"));
-    let mut file = tokio::fs::OpenOptions::new()
-        .create(true)
-        .append(true)
-        .open(file)
-        .await?;
-    let mut serving = async || loop {
-        let Some(line) = timeout(PATIENCE, lines.next_line()).await?? else {
-            bail!("gateway {number} ended at its start: its log says why");
-        };
-        file.write_all(format!("{line}\n").as_bytes()).await?;
-        if let Some(address) = address_in(&line) {
-            return Ok(address);
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let said = std::fs::read(&path)?;
+        let said = String::from_utf8_lossy(&said[before..]);
+        if let Some(address) = said.lines().find_map(address_in) {
+            return Ok((child, address));
         }
-    };
-    let address = serving().await?;
-    tokio::spawn(async move {
-        while let Ok(Some(line)) = lines.next_line().await {
-            // What cannot be kept is of no use to the judge.
-            let _ = file.write_all(format!("{line}\n").as_bytes()).await;
+        if child.try_wait()?.is_some() || Instant::now() > until {
+            bail!("gateway {number} does not serve: its log says why");
         }
-    });
-    Ok((child, address))
+        sleep(Duration::from_millis(10)).await;
+    }
 }
 
 /// The services' names.
@@ -185,16 +177,14 @@ fn address_in(line: &str) -> Option<SocketAddr> {
 /// The upstream, in one life after the other, always at one address.
 #[derive(Debug)]
 pub(super) struct Upstream {
-    program: PathBuf,
     settings: upstream::Settings,
     process: Process,
 }
 
 impl Upstream {
-    pub(super) async fn start(program: &Path, settings: upstream::Settings) -> Result<Self> {
+    pub(super) async fn start(settings: upstream::Settings) -> Result<Self> {
         let mut upstream = Self {
-            program: program.into(),
-            process: Process::start(program, upstream::COMMAND, &settings)?,
+            process: Process::start(&Part::Upstream(settings.clone()))?,
             settings,
         };
         upstream.hear().await?;
@@ -217,7 +207,7 @@ impl Upstream {
     }
 
     pub(super) async fn revive(&mut self) -> Result<()> {
-        self.process = Process::start(&self.program, upstream::COMMAND, &self.settings)?;
+        self.process = Process::start(&Part::Upstream(self.settings.clone()))?;
         self.hear().await
     }
 }

@@ -3,137 +3,90 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
+use std::path::PathBuf;
 
 use serde::Serialize;
 
 use super::bugs::Bug;
 use super::judge::{Findings, Known, OnLost};
-use super::options::Options;
 use super::records::{Call, Entry, Said};
 use crate::clock::millis;
-use crate::named::Named as _;
-use crate::nemesis::Fault;
-use crate::reasons::Reasons;
+use crate::reasons::{Faults, Reasons};
 
 /// What came of a run.
-#[derive(Debug, Clone, Serialize)]
-pub struct Report {
-    store: String,
-    seed: u64,
-    on_lost: OnLost,
-    gateways: usize,
-    clients: u32,
-    seconds: f64,
-    pub(super) calls: usize,
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    pub(super) store: String,
+    pub(super) seed: u64,
+    pub(super) on_lost: OnLost,
+    pub(super) gateways: usize,
+    pub(super) clients: u32,
+    pub(super) seconds: f64,
+    #[serde(flatten)]
+    pub(super) found: Found,
     /// How many calls ended how.
-    said: BTreeMap<String, usize>,
-    identities: usize,
-    answered: usize,
+    pub(super) said: BTreeMap<String, usize>,
+    #[serde(flatten)]
+    pub(super) faults: Faults,
+    /// How often the machine stood still for longer than a quarter of a lease.
+    pub(super) stalls: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) bug: Option<Bug>,
+    #[serde(flatten)]
+    pub(super) reasons: Reasons,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) history: Option<PathBuf>,
+}
+
+/// What was found, in numbers.
+#[derive(Debug, Serialize)]
+pub(super) struct Found {
+    calls: usize,
     /// Of 100 identities that were asked for.
     answered_percent: f64,
-    unknown: usize,
-    executions: usize,
-    double_effects: usize,
-    explained_effects: usize,
-    effects_refused: usize,
-    faults: usize,
-    faults_by_kind: BTreeMap<Fault, usize>,
-    /// How often the machine stood still for longer than a quarter of a lease.
-    stalls: usize,
     /// Of 100 moments until the last fault was over: those at which a gateway had no fault to blame.
     unexcused_percent: f64,
     violations: usize,
     violations_by_check: BTreeMap<&'static str, usize>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    bug: Option<Bug>,
     #[serde(flatten)]
-    pub(crate) reasons: Reasons,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) history: Option<String>,
+    findings: Findings,
+}
+
+impl Found {
+    pub(super) fn new(calls: &[Call], findings: Findings) -> Self {
+        let share = findings.answered as f64 / findings.identities.max(1) as f64;
+        Self {
+            calls: calls.len(),
+            answered_percent: (share * 10_000.0).round() / 100.0,
+            unexcused_percent: (findings.unexcused * 1000.0).round() / 10.0,
+            violations: findings.violations.len(),
+            violations_by_check: findings.by_check(),
+            findings,
+        }
+    }
+
+    /// Whether anything is wrong, and whether it is enough to say so.
+    pub(super) fn judge(&self, enough: usize, reasons: &mut Reasons) {
+        reasons.counted([("violations", self.violations)]);
+        let few = self.findings.identities;
+        if few < enough {
+            reasons.too_little(format!(
+                "{few} identities of {enough} in four times as long"
+            ));
+        }
+        let unexcused = self.unexcused_percent;
+        if unexcused < LEAST_UNEXCUSED {
+            reasons.too_little(format!(
+                "{unexcused} % of the time with faults was without an excuse"
+            ));
+        }
+    }
 }
 
 /// So many violations are shown in detail.
 const SHOWN: usize = 8;
 /// Where it is less, most of what gateways did while things broke was excused.
 const LEAST_UNEXCUSED: f64 = 30.0;
-
-impl Report {
-    pub(super) fn new(
-        options: &Options,
-        store: String,
-        gateways: usize,
-        known: &Known,
-        calls: &[Call],
-        findings: &Findings,
-    ) -> Self {
-        let mut said = BTreeMap::new();
-        for call in calls {
-            *said.entry(call.said.name()).or_default() += 1;
-        }
-        let end = known.settling.unwrap_or(known.begun);
-        let share = findings.answered as f64 / findings.identities.max(1) as f64;
-        Self {
-            store,
-            seed: options.run.seed,
-            on_lost: known.on_lost,
-            gateways,
-            clients: options.tasks,
-            seconds: (millis(end - known.begun) / 10.0).round() / 100.0,
-            calls: calls.len(),
-            said,
-            identities: findings.identities,
-            answered: findings.answered,
-            answered_percent: (share * 10_000.0).round() / 100.0,
-            unknown: findings.unknown,
-            executions: findings.executions,
-            double_effects: findings.double_effects,
-            explained_effects: findings.explained_effects,
-            effects_refused: findings.refused,
-            faults: 0,
-            faults_by_kind: BTreeMap::new(),
-            stalls: 0,
-            unexcused_percent: (findings.unexcused * 1000.0).round() / 10.0,
-            violations: findings.violations.len(),
-            violations_by_check: findings.by_check(),
-            bug: options.bug,
-            reasons: Reasons::default(),
-            history: None,
-        }
-    }
-
-    pub(super) fn faults(&mut self, planned: &[Fault], struck: &[Fault], stalls: usize) {
-        self.stalls = stalls;
-        self.faults = struck.len();
-        for fault in struck {
-            *self.faults_by_kind.entry(*fault).or_default() += 1;
-        }
-        for fault in planned.iter().collect::<BTreeSet<_>>() {
-            if !struck.contains(fault) {
-                let why = format!(
-                    "the planned fault {} never fired: with more --seconds it may",
-                    fault.name()
-                );
-                self.reasons.too_little(why);
-            }
-        }
-    }
-
-    /// Whether the run proves enough, and what it shows.
-    pub(super) fn judge(&mut self, enough: usize, details: Vec<String>) {
-        self.reasons.details = details;
-        self.reasons.counted([("violations", self.violations)]);
-        if self.identities < enough {
-            let few = self.identities;
-            let why = format!("{few} identities of {enough} in four times as long");
-            self.reasons.too_little(why);
-        }
-        let unexcused = self.unexcused_percent;
-        if unexcused < LEAST_UNEXCUSED {
-            let why = format!("{unexcused} % of the time with faults was without an excuse");
-            self.reasons.too_little(why);
-        }
-    }
-}
 
 /// The first violations, each with all that is known of its identity, in ms from the beginning.
 pub(super) fn details(

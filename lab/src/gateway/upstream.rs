@@ -4,19 +4,21 @@
 //! answers, and gives every execution an answer of its own, so that the answer of another is
 //! recognised. It also answers a gateway's reconciler.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use bytes::Bytes;
-use http_body_util::BodyExt as _;
-use hyper::body::{Body, Frame, Incoming, SizeHint};
-use hyper::header::{CONTENT_TYPE, ETAG, HeaderMap, HeaderName, HeaderValue, LOCATION};
+use futures_util::stream;
+use http_body_util::combinators::BoxBody;
+use http_body_util::{BodyExt as _, Full, StreamBody};
+use hyper::body::{Frame, Incoming};
+use hyper::header::{
+    CONTENT_LENGTH, CONTENT_TYPE, ETAG, HeaderMap, HeaderName, HeaderValue, LOCATION,
+};
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
@@ -33,9 +35,6 @@ use crate::clock::now;
 use crate::history::digest;
 use crate::lines::{Lines, read};
 use crate::process::{Orders, say};
-
-/// The hidden subcommand.
-pub const COMMAND: &str = "upstream";
 
 /// The call's number and whose it is; the fingerprint does not see them.
 pub(super) const CALL: &str = "x-call";
@@ -58,22 +57,14 @@ pub(super) enum Mood {
 
 /// What it is told.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Settings {
+pub(crate) struct Settings {
     pub(super) options: Options,
     pub(super) address: SocketAddr,
     pub(super) ledger: PathBuf,
 }
 
 /// Runs it until the parent is gone.
-///
-/// # Errors
-/// Where it cannot listen, or its ledger cannot be read.
-pub fn run(settings: Settings) -> Result<()> {
-    let runtime = tokio::runtime::Runtime::new()?;
-    runtime.block_on(serve(settings))
-}
-
-async fn serve(settings: Settings) -> Result<()> {
+pub(crate) async fn run(settings: Settings) -> Result<()> {
     let books = Books::open(&settings.ledger)?;
     let listener = TcpListener::bind(settings.address).await?;
     let (moods, mood) = watch::channel(Mood::Well);
@@ -110,13 +101,15 @@ struct Upstream {
     mood: watch::Receiver<Mood>,
 }
 
+type Sent = BoxBody<Bytes, Cut>;
+
 /// The connection is cut in place of an answer.
 #[derive(Debug, thiserror::Error)]
 #[error("cut")]
 struct Cut;
 
 impl Upstream {
-    async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Result<Response<Pieces>, Cut> {
+    async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Result<Response<Sent>, Cut> {
         let (head, body) = request.into_parts();
         let body = body.collect().await.map_err(|_| Cut)?.to_bytes();
         if head.uri.path() == "/reconcile" {
@@ -145,9 +138,9 @@ impl Upstream {
         if chance.u32(..fails) == 0 {
             return Ok(self.fail(&asked, found == Mood::Fails, &mut chance));
         }
-        let (number, mut answer) = match self.books.lock().execute(&asked, None) {
-            Some(executed) => executed,
-            None => return Ok(in_progress()),
+        let executed = self.books.lock().execute(&asked, None);
+        let Some((number, answer)) = executed else {
+            return Ok(in_progress());
         };
         if chance.u32(..4) == 0 {
             self.again(bug, &asked);
@@ -159,14 +152,12 @@ impl Upstream {
             return Err(Cut);
         }
         let cuts = bug == Some(Bug::CutsAll) || chance.u32(..12) == 0;
-        if [found, *mood.borrow()].contains(&Mood::Cuts) && cuts {
-            // Half of them within the answer.
-            if number.is_multiple_of(2) {
-                return Err(Cut);
-            }
-            answer.body_mut().cut();
+        let cut = cuts && [found, *mood.borrow()].contains(&Mood::Cuts);
+        // Half of them within the answer.
+        match cut && number.is_multiple_of(2) {
+            true => Err(Cut),
+            false => Ok(in_pieces(number, answer, cut)),
         }
-        Ok(answer)
     }
 
     /// Some requests take longer than a lease.
@@ -179,7 +170,7 @@ impl Upstream {
         sleep(time).await;
     }
 
-    fn fail(&self, asked: &Asked, spell: bool, chance: &mut fastrand::Rng) -> Response<Pieces> {
+    fn fail(&self, asked: &Asked, spell: bool, chance: &mut fastrand::Rng) -> Response<Sent> {
         let all = [503, 500, 429, 502, 504];
         let status = match self.settings.options.bug {
             // It shows in nothing else.
@@ -209,7 +200,7 @@ impl Upstream {
     }
 
     /// What became of an attempt. Whoever is told "did not happen" can rely on it.
-    fn reconcile(&self, question: &[u8]) -> Response<Pieces> {
+    fn reconcile(&self, question: &[u8]) -> Response<Sent> {
         #[derive(Deserialize)]
         struct Question {
             identity: String,
@@ -229,12 +220,11 @@ impl Upstream {
                     let value = value.to_str().unwrap_or_default();
                     fields.entry(name.as_str()).or_default().push(value);
                 }
-                let body = answer.body().bytes();
                 serde_json::json!({
                     "finding": "happened",
                     "status": answer.status().as_u16(),
                     "headers": fields,
-                    "body": String::from_utf8_lossy(&body),
+                    "body": String::from_utf8_lossy(answer.body()),
                 })
             }
         };
@@ -318,7 +308,7 @@ impl Books {
     }
 
     /// Has the effect, unless the fence is stale.
-    fn execute(&mut self, asked: &Asked, fence: Option<u64>) -> Option<(u64, Response<Pieces>)> {
+    fn execute(&mut self, asked: &Asked, fence: Option<u64>) -> Option<(u64, Response<Bytes>)> {
         if !self.admits(asked) {
             return None;
         }
@@ -326,7 +316,7 @@ impl Books {
         let answer = answer(number);
         let (head, body) = (
             head_digest(answer.status(), answer.headers()),
-            body_digest(answer.headers(), &answer.body().bytes()),
+            body_digest(answer.headers(), answer.body()),
         );
         let done = Done::Executed { number, head, body };
         self.write(asked, fence.unwrap_or(asked.fence), done);
@@ -376,7 +366,7 @@ impl Books {
 }
 
 /// The answer of an execution: no two are alike.
-fn answer(number: u64) -> Response<Pieces> {
+fn answer(number: u64) -> Response<Bytes> {
     let mut chance = fastrand::Rng::with_seed(number);
     let mut body = format!("{{\"receipt\": {number}, \"für\": \"");
     let size = match number % 16 {
@@ -386,12 +376,7 @@ fn answer(number: u64) -> Response<Pieces> {
     };
     body.extend((0..size).map(|_| chance.alphanumeric()));
     body.push_str("\"}");
-    let pieces = if number.is_multiple_of(3) {
-        1 + size / 10_000
-    } else {
-        0
-    };
-    let mut response = Response::new(Pieces::new(body.into(), pieces));
+    let mut response = Response::new(Bytes::from(body));
     *response.status_mut() = match number % 20 {
         0 => StatusCode::PAYMENT_REQUIRED,
         n if n % 4 == 0 => StatusCode::OK,
@@ -413,6 +398,28 @@ fn answer(number: u64) -> Response<Pieces> {
         );
     }
     response
+}
+
+/// An answer as it is sent: every third in pieces, of a length that is not told; or cut off before its end.
+fn in_pieces(number: u64, answer: Response<Bytes>, cut: bool) -> Response<Sent> {
+    let (mut head, mut body) = answer.into_parts();
+    let mut size = body.len();
+    match number.is_multiple_of(3) {
+        true => size = size.min(10_000),
+        // One that is cut promises more than comes.
+        false => drop(head.headers.insert(CONTENT_LENGTH, body.len().into())),
+    }
+    if cut {
+        body.truncate(body.len() - size / 2);
+    }
+    let mut pieces = Vec::new();
+    while !body.is_empty() {
+        let piece = body.split_to(size.min(body.len()));
+        pieces.push(Ok(Frame::data(piece)));
+    }
+    pieces.extend(cut.then_some(Err(Cut)));
+    let body = StreamBody::new(stream::iter(pieces));
+    Response::from_parts(head, body.boxed())
 }
 
 /// The digest of a status and the fields of an answer that do not describe its body.
@@ -439,82 +446,17 @@ fn push_fields(text: &mut String, headers: &HeaderMap, name: &HeaderName) {
     }
 }
 
-fn plain(status: StatusCode, text: &str) -> Response<Pieces> {
-    let mut response = Response::new(Pieces::new(text.to_owned().into(), 0));
+fn plain(status: StatusCode, text: &str) -> Response<Sent> {
+    let body = Full::from(text.to_owned()).map_err(|never| match never {});
+    let mut response = Response::new(body.boxed());
     *response.status_mut() = status;
     response
 }
 
 /// To an attempt that comes late: another one is, or was, under way.
-fn in_progress() -> Response<Pieces> {
+fn in_progress() -> Response<Sent> {
     let mut response = plain(StatusCode::CONFLICT, "stale");
     let headers = response.headers_mut();
     headers.insert("retry-after", HeaderValue::from_static("1"));
     response
-}
-
-/// A body in pieces, of a length that is told or not.
-#[derive(Debug)]
-struct Pieces {
-    left: VecDeque<Bytes>,
-    told: bool,
-    cut: bool,
-}
-
-impl Pieces {
-    /// All at once with its length, where `pieces` is 0.
-    fn new(mut bytes: Bytes, pieces: usize) -> Self {
-        let size = bytes.len() / pieces.max(1) + 1;
-        let mut left = VecDeque::new();
-        while !bytes.is_empty() {
-            left.push_back(bytes.split_to(size.min(bytes.len())));
-        }
-        Self {
-            left,
-            told: pieces == 0,
-            cut: false,
-        }
-    }
-
-    fn bytes(&self) -> Vec<u8> {
-        self.left.iter().flatten().copied().collect()
-    }
-
-    /// It breaks off before its last piece ends.
-    fn cut(&mut self) {
-        if let Some(last) = self.left.back_mut() {
-            last.truncate(last.len() / 2);
-        }
-        self.cut = true;
-    }
-}
-
-impl Body for Pieces {
-    type Data = Bytes;
-    type Error = Cut;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        _: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Cut>>> {
-        let piece = self.left.pop_front();
-        Poll::Ready(match piece {
-            Some(piece) => Some(Ok(Frame::data(piece))),
-            None => self.cut.then_some(Err(Cut)),
-        })
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.left.is_empty() && !self.cut
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        let mut hint = SizeHint::new();
-        if self.told {
-            // One that is cut promises more than comes.
-            let left: usize = self.left.iter().map(Bytes::len).sum();
-            hint.set_exact((left + usize::from(self.cut)) as u64);
-        }
-        hint
-    }
 }

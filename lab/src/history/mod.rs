@@ -56,6 +56,11 @@ impl Kept {
         }
     }
 
+    /// How long there is a record of it.
+    pub(crate) const fn lasts(self) -> Nanos {
+        self.replay.saturating_add(self.tombstone)
+    }
+
     pub(crate) fn of_verdict(verdict: &Verdict) -> Option<Self> {
         let (outcome, retention) = verdict.outcome()?;
         Some(Self::new(outcome, retention))

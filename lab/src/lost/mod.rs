@@ -5,9 +5,8 @@
 mod ledger;
 mod report;
 mod scenario;
-pub mod worker;
+pub(crate) mod worker;
 
-use std::path::Path;
 use std::process;
 use std::time::Duration;
 
@@ -57,7 +56,7 @@ pub struct Options {
 ///
 /// # Errors
 /// Where it could not be done.
-pub async fn run(options: &Options, program: &Path) -> Result<bool> {
+pub async fn run(options: &Options) -> Result<bool> {
     let folder = tempfile::tempdir()?;
     let target = Target::start(&options.store, &[], folder.path()).await?;
     let mut report = Report::new(target.name(), options.seed);
@@ -66,7 +65,6 @@ pub async fn run(options: &Options, program: &Path) -> Result<bool> {
     let run = format!("{}-{}", options.seed, process::id());
     for round in 0..options.rounds {
         let scene = Scene {
-            program,
             target: &target,
             ledger: folder.path().join(format!("ledger-{round}")),
             options,

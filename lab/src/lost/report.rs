@@ -1,51 +1,22 @@
 //! What came of it: a line of JSON, the last one, and a line on standard error for each violation.
 
+use std::collections::BTreeMap;
+
 use anyhow::Result;
 use serde::Serialize;
 
+use crate::gateway::OnLost;
+use crate::named::Named as _;
 use crate::reasons::Reasons;
-
-/// Killed between effect and completion, and asked again under `hold`.
-#[derive(Debug, Default, Serialize)]
-pub(super) struct Hold {
-    pub(super) killed_before_effect: usize,
-    pub(super) killed_after_effect: usize,
-    /// Retries that were told so.
-    pub(super) unknown: usize,
-}
-
-/// The same, with a reconciler in the background.
-#[derive(Debug, Default, Serialize)]
-pub(super) struct Reconcile {
-    pub(super) killed_before_effect: usize,
-    pub(super) killed_after_effect: usize,
-    /// Records that were resolved before any client asked again.
-    pub(super) resolved_by_themselves: usize,
-    /// Retries of what had happened.
-    pub(super) replayed: usize,
-    /// Retries of what had not.
-    pub(super) ran: usize,
-}
-
-/// Stopped before its effect until another took over, and then let go on, under `retry`.
-#[derive(Debug, Default, Serialize)]
-pub(super) struct Retry {
-    pub(super) stopped: usize,
-    pub(super) taken_over: usize,
-    pub(super) stale_effects_refused: usize,
-    pub(super) superseded: usize,
-    pub(super) replayed: usize,
-}
 
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
     store: String,
     seed: u64,
-    kills: usize,
-    pub(super) hold: Hold,
-    pub(super) reconcile: Reconcile,
-    /// `null` on a store that one process has open at a time.
-    pub(super) retry: Option<Retry>,
+    pub(super) kills: usize,
+    /// How often what happened, under each policy that was tried.
+    #[serde(flatten)]
+    counts: BTreeMap<String, BTreeMap<&'static str, usize>>,
     pub(super) double_effects: usize,
     pub(super) lost_effects: usize,
     violations: usize,
@@ -59,9 +30,7 @@ impl Report {
             store,
             seed,
             kills: 0,
-            hold: Hold::default(),
-            reconcile: Reconcile::default(),
-            retry: None,
+            counts: BTreeMap::new(),
             double_effects: 0,
             lost_effects: 0,
             violations: 0,
@@ -69,17 +38,24 @@ impl Report {
         }
     }
 
-    pub(super) const fn killed(&mut self) {
-        self.kills += 1;
+    pub(super) fn count(&mut self, policy: OnLost, what: &'static str, times: usize) {
+        let counts = self.counts.entry(policy.name()).or_default();
+        *counts.entry(what).or_default() += times;
     }
 
     /// Counts one, where it holds; says why on standard error, where it does not.
-    pub(super) fn must(&mut self, holds: bool, what: impl FnOnce() -> String) -> usize {
+    pub(super) fn must(
+        &mut self,
+        policy: OnLost,
+        what: &'static str,
+        holds: bool,
+        wrong: impl FnOnce() -> String,
+    ) {
+        self.count(policy, what, usize::from(holds));
         if !holds {
             self.violations += 1;
-            eprintln!("violation: {}", what());
+            eprintln!("violation: {}: {}", policy.name(), wrong());
         }
-        usize::from(holds)
     }
 
     /// Prints it. Whether nothing is wrong, and something was shown.

@@ -1,7 +1,7 @@
 //! What happens to the workers, and what must come of it.
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
@@ -9,11 +9,12 @@ use rustix::process::Signal;
 use tokio::time::{Instant, sleep};
 
 use super::ledger::Ledger;
-use super::report::{Report, Retry};
-use super::worker::{COMMAND, Order, Point, Said, Settings, identity, paid};
+use super::report::Report;
+use super::worker::{Order, Point, Said, Settings, identity, paid};
 use super::{Bug, Options};
 use crate::gateway::OnLost;
 use crate::named::Named as _;
+use crate::part::Part;
 use crate::process::Process;
 use crate::torture::Target;
 
@@ -22,7 +23,6 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// One round.
 pub(super) struct Scene<'a> {
-    pub(super) program: &'a Path,
     pub(super) target: &'a Target,
     pub(super) ledger: PathBuf,
     pub(super) options: &'a Options,
@@ -53,14 +53,14 @@ impl Scene<'_> {
         let settings = self.settings(OnLost::Hold);
         let lost = self.killed(&settings, chance, report).await?;
         let keys: Vec<_> = lost.iter().map(|lost| lost.key.clone()).collect();
-        let mut worker = start(self.program, &settings).await?;
+        let mut worker = start(&settings).await?;
         // Twice: what is unknown stays so.
         for _ in 0..2 {
             let answers = run(&mut worker, &keys).await?;
             for key in &keys {
                 let (result, _) = &answers[key];
-                report.hold.unknown += report.must(result == "unknown", || {
-                    format!("hold: a retry of {key} was answered {result}, not unknown")
+                report.must(OnLost::Hold, "unknown", result == "unknown", || {
+                    format!("a retry of {key} was answered {result}, not unknown")
                 });
             }
         }
@@ -68,10 +68,6 @@ impl Scene<'_> {
         for lost in &lost {
             let expected = Vec::from_iter(lost.after.then_some(lost.fence));
             self.effects(&settings, &lost.key, &expected, report)?;
-            match lost.after {
-                true => report.hold.killed_after_effect += 1,
-                false => report.hold.killed_before_effect += 1,
-            }
         }
         Ok(())
     }
@@ -81,13 +77,13 @@ impl Scene<'_> {
     async fn reconcile(&self, chance: &mut fastrand::Rng, report: &mut Report) -> Result<()> {
         let settings = self.settings(OnLost::Reconcile);
         let lost = self.killed(&settings, chance, report).await?;
-        let mut worker = start(self.program, &settings).await?;
+        let mut worker = start(&settings).await?;
         for Lost { key, after, .. } in &lost {
             let (state, by) = resolved(&mut worker, key).await?;
             let expected = if *after { "completed" } else { "released" };
             let right = state == expected && by == "books";
-            report.reconcile.resolved_by_themselves += report.must(right, || {
-                format!("reconcile: {key} is {state}, by {by}, and not {expected} by books")
+            report.must(OnLost::Reconcile, "resolved_by_themselves", right, || {
+                format!("{key} is {state}, by {by}, and not {expected} by books")
             });
         }
         let keys: Vec<_> = lost.iter().map(|lost| lost.key.clone()).collect();
@@ -95,17 +91,15 @@ impl Scene<'_> {
         worker.end().await?;
         for Lost { key, after, fence } in &lost {
             let (result, body) = &answers[key];
-            let wrong = || format!("reconcile: the retry of {key} was answered {result} {body}");
+            let wrong = || format!("the retry of {key} was answered {result} {body}");
             if *after {
-                report.reconcile.killed_after_effect += 1;
                 let right = result == "replayed" && *body == paid(*fence);
-                report.reconcile.replayed += report.must(right, wrong);
+                report.must(OnLost::Reconcile, "replayed", right, wrong);
                 self.effects(&settings, key, &[*fence], report)?;
             } else {
-                report.reconcile.killed_before_effect += 1;
-                report.reconcile.ran += report.must(result == "first", wrong);
                 let ran = fence_of(body).unwrap_or_default();
-                report.must(ran > *fence, || format!("reconcile: {key} ran under {ran}"));
+                let right = result == "first" && ran > *fence;
+                report.must(OnLost::Reconcile, "ran", right, wrong);
                 self.effects(&settings, key, &[ran], report)?;
             }
         }
@@ -117,7 +111,7 @@ impl Scene<'_> {
     async fn retry(&self, report: &mut Report) -> Result<()> {
         let settings = self.settings(OnLost::Retry);
         let keys = self.keys(OnLost::Retry);
-        let mut first = start(self.program, &settings).await?;
+        let mut first = start(&settings).await?;
         for key in &keys {
             first
                 .tell(&Order::Run(key.clone(), Some(Point::Before)))
@@ -131,7 +125,7 @@ impl Scene<'_> {
         first.signal(Signal::STOP)?;
         sleep(self.options.lease + self.options.lease / 2).await;
 
-        let mut second = start(self.program, &settings).await?;
+        let mut second = start(&settings).await?;
         let taken_over = run(&mut second, &keys).await?;
         first.signal(Signal::CONT)?;
         first.tell(&Order::Go).await?;
@@ -140,39 +134,29 @@ impl Scene<'_> {
         first.end().await?;
         second.end().await?;
 
-        let mut counts = report.retry.take().unwrap_or_default();
-        let Retry {
-            stopped,
-            taken_over: won,
-            stale_effects_refused,
-            superseded,
-            replayed,
-        } = &mut counts;
         for key in &keys {
-            *stopped += 1;
+            let mut must = |what, holds, answer: &(String, String)| {
+                let (result, body) = answer;
+                report.must(OnLost::Retry, what, holds, || {
+                    format!("{key}, {what}: the answer was {result} {body}")
+                });
+            };
             let (result, body) = &taken_over[key];
             let fence = fence_of(body).unwrap_or_default();
-            *won += report.must(result == "first" && fence > stale[key], || {
-                format!("retry: the takeover of {key} was answered {result} {body}")
-            });
-            let (result, body) = &late[key];
-            *superseded += report.must(result == "superseded", || {
-                format!("retry: the first attempt on {key} was answered {result} {body}")
-            });
+            let won = result == "first" && fence > stale[key];
+            must("taken_over", won, &taken_over[key]);
+            must("superseded", late[key].0 == "superseded", &late[key]);
             let (result, body) = &again[key];
-            *replayed += report.must(result == "replayed" && *body == paid(fence), || {
-                format!("retry: a retry of {key} was answered {result} {body}")
-            });
+            let replayed = result == "replayed" && *body == paid(fence);
+            must("replayed", replayed, &again[key]);
+            report.count(OnLost::Retry, "stopped", 1);
             self.effects(&settings, key, &[fence], report)?;
             let (_, refused) = self.ledger().of(&self.ledger_id(&settings, key)?)?;
-            *stale_effects_refused += report.must(refused == [stale[key]], || {
-                format!(
-                    "retry: the ledger refused {refused:?} of {key}, not {}",
-                    stale[key]
-                )
+            let (stale, what) = (stale[key], "stale_effects_refused");
+            report.must(OnLost::Retry, what, refused == [stale], || {
+                format!("the ledger refused {refused:?} of {key}, not {stale}")
             });
         }
-        report.retry = Some(counts);
         Ok(())
     }
 
@@ -184,7 +168,7 @@ impl Scene<'_> {
         chance: &mut fastrand::Rng,
         report: &mut Report,
     ) -> Result<Vec<Lost>> {
-        let mut worker = start(self.program, settings).await?;
+        let mut worker = start(settings).await?;
         let keys = self.keys(settings.policy);
         for (nth, key) in keys.iter().enumerate() {
             // Both, whatever chance says.
@@ -198,11 +182,17 @@ impl Scene<'_> {
         }
         let mut lost = Vec::new();
         for _ in &keys {
-            lost.push(waits(&mut worker).await?);
+            let one = waits(&mut worker).await?;
+            let what = match one.after {
+                true => "killed_after_effect",
+                false => "killed_before_effect",
+            };
+            report.count(settings.policy, what, 1);
+            lost.push(one);
         }
         sleep(Duration::from_millis(chance.u64(..50))).await;
         worker.kill::<Said>().await?;
-        report.killed();
+        report.kills += 1;
         sleep(self.options.lease + Duration::from_millis(100)).await;
         Ok(lost)
     }
@@ -218,10 +208,12 @@ impl Scene<'_> {
         let (effects, _) = self.ledger().of(&self.ledger_id(settings, key)?)?;
         report.double_effects += effects.len().saturating_sub(1);
         report.lost_effects += expected.len().saturating_sub(effects.len());
-        report.must(effects == expected, || {
-            let policy = settings.policy.name();
-            format!("{policy}: the effects on {key} are {effects:?}, not {expected:?}")
-        });
+        report.must(
+            settings.policy,
+            "right_effects",
+            effects == expected,
+            || format!("the effects on {key} are {effects:?}, not {expected:?}"),
+        );
         Ok(())
     }
 
@@ -251,8 +243,8 @@ impl Scene<'_> {
 }
 
 /// Starts a worker and waits until it has its store.
-async fn start(program: &Path, settings: &Settings) -> Result<Process> {
-    let mut worker = Process::start(program, COMMAND, settings)?;
+async fn start(settings: &Settings) -> Result<Process> {
+    let mut worker = Process::start(&Part::LostWorker(settings.clone()))?;
     match worker.hear().await? {
         Said::Ready => Ok(worker),
         other => bail!("a new worker says {other:?}"),

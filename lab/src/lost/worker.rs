@@ -21,14 +21,11 @@ use crate::gateway::OnLost;
 use crate::process::{Orders, say};
 use crate::worker::process::open;
 
-/// The hidden subcommand.
-pub const COMMAND: &str = "lost-worker";
-
 const OPERATION: &str = "pay";
 
 /// What a worker is told.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Settings {
+pub(crate) struct Settings {
     pub(super) options: Options,
     pub(super) url: String,
     pub(super) ledger: PathBuf,
@@ -80,18 +77,7 @@ pub(super) enum Said {
 }
 
 /// Runs a worker until its input ends.
-///
-/// # Errors
-/// Where the store cannot be used, or an order is none.
-pub fn run(settings: Settings) -> Result<()> {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()?;
-    runtime.block_on(obey(settings))
-}
-
-async fn obey(settings: Settings) -> Result<()> {
+pub(crate) async fn run(settings: Settings) -> Result<()> {
     let store = open(&settings.url).await?;
     let bug = settings.options.bug;
     let store = match bug {

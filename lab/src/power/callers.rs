@@ -2,28 +2,33 @@
 //! completion before it is sent, and how it was answered.
 
 use std::collections::BTreeSet;
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, channel};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, anyhow, bail};
-use rustix::process::{Pid, Signal, kill_process};
+use anyhow::{Context as _, Result, bail};
 use semel::store::{Claim, ClaimRequest, Fenced, Nonce, Retention, StoreExt as _};
 use semel::{
     AnyStore, Fingerprint, Identity, Key, Outcome, Scope, Store as _, StoreError, StoreErrorKind,
 };
 use semel_stores::OpenOptions;
+use serde::{Deserialize, Serialize};
+use tokio::time::{Instant, timeout_at};
 
-/// The hidden subcommand.
-pub const COMMAND: &str = "power-loss-callers";
+use crate::process::{Orders, Process, say};
 
 const TASKS: usize = 16;
-const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What a caller says of the completion of a key.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(super) enum Said {
+    /// It is sent.
+    Sent(u64),
+    /// It was acknowledged.
+    Done(u64),
+    /// It did not happen.
+    Not(u64),
+}
 
 /// What callers were answered.
 #[derive(Debug, Default)]
@@ -35,134 +40,59 @@ pub(super) struct Heard {
 }
 
 impl Heard {
-    fn take(&mut self, line: &str) -> Result<()> {
-        let (what, key) = line.split_once(' ').context("a caller's line")?;
-        let key = key.parse()?;
-        match what {
-            "sent" => {
+    pub(super) fn take(&mut self, said: Said) {
+        match said {
+            Said::Sent(key) => {
                 self.unknown.insert(key);
             }
-            "done" => {
+            Said::Done(key) => {
                 self.unknown.remove(&key);
                 self.acknowledged.insert(key);
             }
-            "not" => {
+            Said::Not(key) => {
                 self.unknown.remove(&key);
             }
-            _ => bail!("callers do not say {what:?}"),
         }
-        Ok(())
     }
-}
 
-/// The callers' process, seen by who started it.
-#[derive(Debug)]
-pub(super) struct Callers {
-    child: Child,
-    reader: Option<JoinHandle<Result<Heard>>>,
-}
-
-impl Callers {
-    /// Starts them, and waits until the first completion was acknowledged.
-    pub(super) fn start(program: &Path, url: &str) -> Result<Self> {
-        let mut child = Command::new(program)
-            .args([COMMAND, url])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .context("callers cannot be started")?;
-        let out = child.stdout.take().context("callers without an output")?;
-        let (first, begun) = channel();
-        let reader = std::thread::spawn(move || {
-            let mut heard = Heard::default();
-            let mut first = Some(first);
-            let mut lines = BufReader::new(out);
-            let mut line = String::new();
-            // A line without its end was not said: they were killed while they wrote it.
-            while lines.read_line(&mut line)? > 0 && line.ends_with('\n') {
-                heard.take(line.trim_end())?;
-                line.clear();
-                if !heard.acknowledged.is_empty() {
-                    // The other side waits for it once.
-                    first.take().map(|first| first.send(()).ok());
-                }
+    /// Listens for so long, from the first completion that is acknowledged on.
+    pub(super) async fn listen(&mut self, callers: &mut Process, length: Duration) -> Result<()> {
+        let mut end = None;
+        loop {
+            let heard = match end {
+                None => callers.hear().await,
+                Some(end) => match timeout_at(end, callers.hear()).await {
+                    Ok(heard) => heard,
+                    Err(_) => return Ok(()),
+                },
+            };
+            self.take(heard.context("the callers")?);
+            if !self.acknowledged.is_empty() {
+                end.get_or_insert_with(|| Instant::now() + length);
             }
-            Ok(heard)
-        });
-        let callers = Self {
-            child,
-            reader: Some(reader),
-        };
-        wait(&begun)?;
-        Ok(callers)
-    }
-
-    /// Fails where they are not at it any more.
-    pub(super) fn work(&mut self) -> Result<()> {
-        match self.child.try_wait()? {
-            Some(status) => bail!("callers ended by themselves ({status})"),
-            None => Ok(()),
         }
     }
-
-    /// Stops them where they are.
-    pub(super) fn pause(&self) -> Result<()> {
-        let pid = Pid::from_raw(i32::try_from(self.child.id())?).context("no process")?;
-        kill_process(pid, Signal::STOP)?;
-        Ok(())
-    }
-
-    /// Ends them, and tells what they were answered until then.
-    pub(super) fn kill(mut self) -> Result<Heard> {
-        self.child.kill()?;
-        self.child.wait()?;
-        let reader = self.reader.take().context("callers are killed once")?;
-        reader.join().map_err(|_| anyhow!("the reader panicked"))?
-    }
-}
-
-impl Drop for Callers {
-    fn drop(&mut self) {
-        // Gone already, where all went well.
-        self.child.kill().ok();
-        self.child.wait().ok();
-    }
-}
-
-fn wait(begun: &Receiver<()>) -> Result<()> {
-    begun
-        .recv_timeout(PATIENCE)
-        .context("callers had no completion acknowledged")
 }
 
 /// The callers' process: completes identities until its input ends.
-///
-/// # Errors
-/// Where the store cannot be opened, or refuses what it should take.
-pub fn run(url: &str) -> Result<()> {
-    std::thread::spawn(|| {
+pub(crate) async fn run(url: &str) -> Result<()> {
+    let store = semel_stores::open(url, &OpenOptions::default()).await?;
+    let next = Arc::new(AtomicU64::new(0));
+    let mut tasks = tokio::task::JoinSet::new();
+    for _ in 0..TASKS {
+        let (store, next) = (store.clone(), next.clone());
+        tasks.spawn(async move {
+            loop {
+                complete(&store, next.fetch_add(1, Ordering::Relaxed)).await?;
+            }
+        });
+    }
+    let mut orders = Orders::new();
+    tokio::select! {
         // The parent is gone: nobody listens.
-        let _ = std::io::stdin().read(&mut [0]);
-        std::process::exit(0);
-    });
-    let runtime = tokio::runtime::Runtime::new()?;
-    runtime.block_on(async {
-        let store = semel_stores::open(url, &OpenOptions::default()).await?;
-        let next = Arc::new(AtomicU64::new(0));
-        let mut tasks = tokio::task::JoinSet::new();
-        for _ in 0..TASKS {
-            let (store, next) = (store.clone(), next.clone());
-            tasks.spawn(async move {
-                loop {
-                    complete(&store, next.fetch_add(1, Ordering::Relaxed)).await?;
-                }
-            });
-        }
-        match tasks.join_next().await {
-            Some(ended) => ended?,
-            None => Ok(()),
-        }
-    })
+        _ = orders.next::<String>() => Ok(()),
+        Some(ended) = tasks.join_next() => ended?,
+    }
 }
 
 async fn complete(store: &AnyStore, key: u64) -> Result<()> {
@@ -173,23 +103,17 @@ async fn complete(store: &AnyStore, key: u64) -> Result<()> {
         // The server is gone or busy; the next identity is as good.
         Err(_) => return Ok(()),
     };
-    say("sent", key)?;
+    say(&Said::Sent(key));
     let outcome = outcome(key);
     let answer = store
         .complete(&digest, &acquired.token, &outcome, Retention::ORDER)
         .await;
     match answer {
-        Ok(Fenced::Applied) => say("done", key),
+        Ok(Fenced::Applied) => say(&Said::Done(key)),
         Ok(Fenced::Refused(refusal)) => bail!("a completion is refused: {refusal}"),
-        Err(error) if error.kind() == StoreErrorKind::Unknown => Ok(()),
-        Err(_) => say("not", key),
+        Err(error) if error.kind() == StoreErrorKind::Unknown => {}
+        Err(_) => say(&Said::Not(key)),
     }
-}
-
-fn say(what: &str, key: u64) -> Result<()> {
-    let mut out = std::io::stdout().lock();
-    writeln!(out, "{what} {key}")?;
-    out.flush()?;
     Ok(())
 }
 
@@ -217,22 +141,23 @@ fn identity(key: u64) -> Result<Identity, StoreError> {
 
 #[cfg(test)]
 mod tests {
-    use super::Heard;
+    use super::*;
 
     #[test]
     fn only_what_was_acknowledged_counts_as_such() {
         let mut heard = Heard::default();
-        for line in ["sent 1", "sent 2", "sent 3", "done 2", "not 3"] {
-            heard.take(line).unwrap();
+        for said in [
+            Said::Sent(1),
+            Said::Sent(2),
+            Said::Sent(3),
+            Said::Done(2),
+            Said::Not(3),
+        ] {
+            heard.take(said);
         }
-        assert_eq!(heard.acknowledged.into_iter().collect::<Vec<_>>(), [2]);
-        assert_eq!(heard.unknown.into_iter().collect::<Vec<_>>(), [1]);
-    }
-
-    #[test]
-    fn other_lines_are_errors() {
-        for line in ["", "done", "done x", "perhaps 1"] {
-            assert!(Heard::default().take(line).is_err(), "{line:?}");
-        }
+        assert_eq!(
+            (heard.acknowledged, heard.unknown),
+            ([2].into(), [1].into())
+        );
     }
 }

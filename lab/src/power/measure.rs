@@ -3,20 +3,22 @@
 use std::collections::BTreeSet;
 use std::ops::AddAssign;
 use std::path::Path;
-use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use rustix::process::Signal;
 use semel::store::Claim;
 use semel::{AnyStore, Store as _, StoreError};
 use semel_stores::OpenOptions;
 use semel_testkit::servers::Node;
 use serde::{Deserialize, Serialize};
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
-use super::callers::{self, Callers, Heard};
+use super::callers::{self, Heard, Said};
 use super::disk::Disk;
 use super::setup::{Running, Setup};
+use crate::part::Part;
+use crate::process::Process;
 use crate::worker::process::open;
 
 /// What came of it.
@@ -51,7 +53,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const ASKERS: usize = 16;
 
 /// Lets callers complete identities for so long, cuts the power, and looks what is still there.
-pub(super) fn measure(
+pub(super) async fn measure(
     setup: &Setup,
     folder: &Path,
     place: &Path,
@@ -59,18 +61,16 @@ pub(super) fn measure(
 ) -> Result<Measured> {
     let mut disk = Disk::mount(folder, place)?;
     let running = setup.start(place)?;
-    let runtime = tokio::runtime::Runtime::new()?;
-    let options = OpenOptions::default();
-    runtime
-        .block_on(semel_stores::migrate(&running.url, &options))
+    semel_stores::migrate(&running.url, &OpenOptions::default())
+        .await
         .context("the store cannot be prepared")?;
     // It was made long ago; what counts is what is done from now on.
     disk.sync()?;
 
-    let mut callers = Callers::start(&std::env::current_exe()?, &running.url)?;
-    sleep(length);
-    callers.work()?;
-    let heard = cut(&mut disk, &running, callers)?;
+    let mut callers = Process::start(&Part::PowerLossCallers(running.url.clone()))?;
+    let mut heard = Heard::default();
+    heard.listen(&mut callers, length).await?;
+    cut(&mut disk, &running, callers, &mut heard).await?;
     let mut measured = Measured {
         acknowledged: heard.acknowledged.len(),
         unknown: heard.unknown.len(),
@@ -85,7 +85,7 @@ pub(super) fn measure(
         store.close().await?;
         anyhow::Ok(())
     };
-    if let Err(error) = runtime.block_on(after) {
+    if let Err(error) = after.await {
         measured.error = Some(format!("{error:#}"));
         measured.lost = measured.acknowledged;
     }
@@ -98,25 +98,31 @@ fn nodes(running: &Running) -> Vec<&Node> {
 }
 
 /// Cuts the power of all nodes at once, and lets the disk come back with what it had.
-fn cut(disk: &mut Disk, running: &Running, callers: Callers) -> Result<Heard> {
+async fn cut(
+    disk: &mut Disk,
+    running: &Running,
+    mut callers: Process,
+    heard: &mut Heard,
+) -> Result<()> {
     let nodes = nodes(running);
     for node in &nodes {
         node.pause();
     }
     if nodes.is_empty() {
-        callers.pause()?;
+        callers.signal(Signal::STOP)?;
     }
-    sleep(ARRIVED);
+    sleep(ARRIVED).await;
     let image = disk.cut();
     // What is acknowledged after this is not heard: nobody is served before.
-    let heard = callers.kill();
+    for said in callers.kill::<Said>().await? {
+        heard.take(said);
+    }
     for node in &nodes {
         // PostgreSQL's other processes notice by themselves that the first is gone, if they run.
         node.resume();
         node.kill();
     }
-    disk.restore(image?)?;
-    heard
+    disk.restore(image?)
 }
 
 fn start_again(running: &Running) -> Result<()> {
@@ -161,7 +167,7 @@ async fn asked(store: &AnyStore, key: u64) -> Result<Claim, StoreError> {
     loop {
         match callers::claim(store, key).await {
             Err(_) if Instant::now() < end => {
-                tokio::time::sleep(Duration::from_millis(100)).await;
+                sleep(Duration::from_millis(100)).await;
             }
             answer => return answer,
         }

@@ -5,27 +5,26 @@
 //! a process of its own, with a name space of mounts of its own: when it ends, however it ends, its
 //! disk is unmounted.
 
-pub mod callers;
+pub(crate) mod callers;
 mod disk;
 mod measure;
 mod setup;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 pub use measure::Measured;
 pub use setup::Store;
 use setup::{Expected, Setup};
 
 use crate::named::Named as _;
+use crate::part::{self, Part};
 use crate::reasons::line;
-
-/// The hidden subcommand: one set-up.
-pub const COMMAND: &str = "power-loss-setup";
 
 // A control whose loss is a matter of the moment has so many tries to show it.
 const TRIES: u32 = 3;
@@ -42,8 +41,8 @@ pub struct Options {
 }
 
 /// What a set-up's process is told.
-#[derive(Debug, Clone, Args)]
-pub struct Part {
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Settings {
     store: Store,
     setting: String,
     folder: PathBuf,
@@ -63,7 +62,7 @@ struct Line {
 }
 
 impl Line {
-    fn measure(setup: &'static Setup, options: &Options, program: &Path) -> Result<Self> {
+    fn measure(setup: &'static Setup, options: &Options) -> Result<Self> {
         let mut line = Self {
             store: setup.store,
             setting: setup.setting,
@@ -74,7 +73,7 @@ impl Line {
         };
         loop {
             line.runs += 1;
-            line.measured += once(setup, options, program)?;
+            line.measured += once(setup, options)?;
             line.ok = setup.expected.is_met(&line.measured);
             let control = setup.expected != Expected::Kept;
             let nothing = line.measured.lost == 0;
@@ -90,7 +89,7 @@ impl Line {
 ///
 /// # Errors
 /// Where one could not be measured, for instance because images cannot be mounted.
-pub fn run(options: &Options, program: &Path) -> Result<bool> {
+pub fn run(options: &Options) -> Result<bool> {
     if !rustix::process::geteuid().is_root() {
         bail!("power-loss needs root: it puts the stores' data on images that it mounts");
     }
@@ -107,7 +106,7 @@ pub fn run(options: &Options, program: &Path) -> Result<bool> {
     let wanted =
         |setup: &&Setup| options.stores.is_empty() || options.stores.contains(&setup.store);
     for setup in setup::ALL.iter().filter(wanted) {
-        let measured = Line::measure(setup, options, program)
+        let measured = Line::measure(setup, options)
             .with_context(|| format!("{} with {}", setup.store.name(), setup.setting))?;
         line(&measured)?;
         setups += 1;
@@ -121,18 +120,22 @@ pub fn run(options: &Options, program: &Path) -> Result<bool> {
 }
 
 /// Measures a set-up once, in a process of its own.
-fn once(setup: &Setup, options: &Options, program: &Path) -> Result<Measured> {
+fn once(setup: &Setup, options: &Options) -> Result<Measured> {
     use std::os::unix::fs::PermissionsExt as _;
 
     let folder = tempfile::Builder::new().prefix("semel-power-").tempdir()?;
     // PostgreSQL runs as another user.
     std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755))?;
+    let part = Part::PowerLossSetup(Settings {
+        store: setup.store,
+        setting: setup.setting.into(),
+        folder: folder.path().into(),
+        seconds: options.seconds,
+    });
     let output = Command::new("unshare")
         .args(["--mount", "--propagation", "private", "--"])
-        .arg(program)
-        .args([COMMAND, &setup.store.name(), setup.setting])
-        .arg(folder.path())
-        .arg(options.seconds.to_string())
+        .arg(std::env::current_exe()?)
+        .args([part::COMMAND, &serde_json::to_string(&part)?])
         // Servers put their data there.
         .env("TMPDIR", place(folder.path()))
         .stdin(Stdio::null())
@@ -150,16 +153,10 @@ fn place(folder: &Path) -> PathBuf {
 }
 
 /// One set-up, in this process: prints what was measured.
-///
-/// # Errors
-/// Where it could not be measured.
-pub fn set_up(part: &Part) -> Result<()> {
-    let setup = Setup::find(part.store, &part.setting).context("there is no such set-up")?;
-    let length = std::time::Duration::from_secs(part.seconds);
-    line(&measure::measure(
-        setup,
-        &part.folder,
-        &place(&part.folder),
-        length,
-    )?)
+pub(crate) async fn set_up(settings: Settings) -> Result<()> {
+    let setup = Setup::find(settings.store, &settings.setting);
+    let setup = setup.context("there is no such set-up")?;
+    let length = Duration::from_secs(settings.seconds);
+    let place = place(&settings.folder);
+    line(&measure::measure(setup, &settings.folder, &place, length).await?)
 }

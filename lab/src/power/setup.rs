@@ -5,12 +5,12 @@ use std::path::Path;
 use anyhow::Result;
 use clap::ValueEnum;
 use semel_testkit::servers::{MariaDb, Nats, NatsRelease, Postgres, Redis, Server};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::Measured;
 
 /// The stores that have set-ups.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[expect(missing_docs, reason = "the names say it")]
 pub enum Store {

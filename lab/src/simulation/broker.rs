@@ -3,6 +3,7 @@
 //! brokers are models.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fmt::Debug;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -13,14 +14,14 @@ use semel::guard::{Answered, Case, Finding, Guard, Policy, Reconciler};
 use semel::inbox::{DeadLetter, Event, Inbox, Reason};
 use semel::store::{OnLost, Retention};
 use semel_events::kafka::{Commit, Message, Offsets};
-use semel_events::{Answer, Delivery as _, TellError, Verdict, until_settled};
+use semel_events::{Answer, Delivery as _, Settled, TellError, Verdict, until_settled};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::Bug;
 use super::fleet::{Fleet, Runs};
 use super::wire::{Server, Weather, Wire};
-use super::world::{Process, World};
+use super::world::{Process, World, millis};
 
 const TOPIC: &str = "orders";
 const PARTITIONS: usize = 2;
@@ -83,8 +84,8 @@ struct Stored {
     number: u32,
     /// By the producer; none: it is named by its place.
     id: Option<String>,
-    /// In its partition, or the stream.
-    offset: i64,
+    /// Its place in its partition, or the stream.
+    offset: usize,
     deliveries: u32,
 }
 
@@ -99,7 +100,7 @@ struct InHand {
 #[derive(Debug, Default)]
 struct Partition {
     log: Vec<Stored>,
-    committed: i64,
+    committed: usize,
     owner: Option<u32>,
     wanted: Option<u32>,
 }
@@ -134,7 +135,21 @@ struct Broker {
     changed: Notify,
 }
 
+impl Inside {
+    /// Whether an event must come to an end, and has not.
+    fn is_open(&self, number: u32) -> bool {
+        self.published.contains(&number) && !self.done.contains(&number)
+    }
+}
+
 impl Broker {
+    /// Changes something inside, and wakes those who look out for it.
+    fn change<T>(&self, change: impl FnOnce(&mut Inside) -> T) -> T {
+        let changed = change(&mut self.inside.lock());
+        self.changed.notify_waiters();
+        changed
+    }
+
     fn is_calm(&self) -> bool {
         Instant::now() >= self.calm_from
     }
@@ -152,47 +167,45 @@ impl Broker {
             Kind::Kafka => self.world.draw(|chance| chance.usize(..PARTITIONS)),
             Kind::RabbitMq | Kind::JetStream => 0,
         };
-        let mut inside = self.inside.lock();
-        let number = inside.next_number;
-        inside.next_number += 1;
-        inside.published.insert(number);
-        let has_id = self.setup.kind == Kind::RabbitMq || self.world.one_in(2);
-        let id = has_id.then(|| format!("event-{number}"));
-        if self.world.one_in(8) {
-            inside.poison.insert(number);
-        }
-        let log = &mut inside.partitions[partition].log;
-        let message = Stored {
-            number,
-            id,
-            offset: i64::try_from(log.len()).unwrap_or(i64::MAX),
-            deliveries: 0,
-        };
-        log.push(message.clone());
-        if self.setup.kind != Kind::Kafka {
-            inside.queue.push_back(message);
-        }
-        drop(inside);
-        self.changed.notify_waiters();
+        self.change(|inside| {
+            let number = inside.next_number;
+            inside.next_number += 1;
+            inside.published.insert(number);
+            let has_id = self.setup.kind == Kind::RabbitMq || self.world.one_in(2);
+            let id = has_id.then(|| format!("event-{number}"));
+            if self.world.one_in(8) {
+                inside.poison.insert(number);
+            }
+            let log = &mut inside.partitions[partition].log;
+            let message = Stored {
+                number,
+                id,
+                offset: log.len(),
+                deliveries: 0,
+            };
+            log.push(message.clone());
+            if self.setup.kind != Kind::Kafka {
+                inside.queue.push_back(message);
+            }
+        });
     }
 
     /// The topic or stream is deleted, and made anew under its name.
     fn recreate(&self) {
         self.world.saw("recreated");
         self.world.say(|| "the topic is made anew".into());
-        let mut inside = self.inside.lock();
-        inside.incarnation += 1;
-        inside.published.clear();
-        inside.queue.clear();
-        inside.in_hand.clear();
-        for partition in &mut inside.partitions {
-            *partition = Partition {
-                wanted: partition.wanted,
-                ..Partition::default()
-            };
-        }
-        drop(inside);
-        self.changed.notify_waiters();
+        self.change(|inside| {
+            inside.incarnation += 1;
+            inside.published.clear();
+            inside.queue.clear();
+            inside.in_hand.clear();
+            for partition in &mut inside.partitions {
+                *partition = Partition {
+                    wanted: partition.wanted,
+                    ..Partition::default()
+                };
+            }
+        });
     }
 
     fn join(&self, member: u32) {
@@ -213,13 +226,8 @@ impl Broker {
         for partition in &mut inside.partitions {
             partition.owner = partition.owner.filter(|owner| *owner != member);
         }
-        let tags: Vec<u64> = inside
-            .in_hand
-            .iter()
-            .filter(|(_, held)| held.by == member)
-            .map(|(tag, _)| *tag)
-            .collect();
-        for tag in tags {
+        let own = inside.in_hand.iter().filter(|(_, held)| held.by == member);
+        for tag in own.map(|(tag, _)| *tag).collect::<Vec<_>>() {
             self.back(&mut inside, tag);
         }
         drop(inside);
@@ -228,14 +236,13 @@ impl Broker {
 
     /// Wants each partition at one of the members.
     fn assign(&self) {
-        let mut inside = self.inside.lock();
-        let members: Vec<u32> = inside.members.iter().copied().collect();
-        for partition in &mut inside.partitions {
-            partition.wanted = (!members.is_empty()).then(|| self.world.pick(&members));
-        }
-        drop(inside);
         self.world.saw("rebalance");
-        self.changed.notify_waiters();
+        self.change(|inside| {
+            let members: Vec<u32> = inside.members.iter().copied().collect();
+            for partition in &mut inside.partitions {
+                partition.wanted = (!members.is_empty()).then(|| self.world.pick(&members));
+            }
+        });
     }
 
     /// Kafka asks whether who commits is a member, not whether the partition is its own.
@@ -244,42 +251,48 @@ impl Broker {
         if !inside.members.contains(&member) || inside.incarnation != incarnation {
             return false;
         }
-        let done = inside.done.clone();
-        let Some(partition) = usize::try_from(commit.partition)
-            .ok()
-            .and_then(|p| inside.partitions.get_mut(p))
-        else {
+        let (Ok(place), Ok(offset)) = (
+            usize::try_from(commit.partition),
+            usize::try_from(commit.offset),
+        ) else {
             return false;
         };
         self.world.say(|| format!("{member} commits {commit:?}"));
-        for message in partition
-            .log
-            .iter()
-            .filter(|message| message.offset < commit.offset)
-        {
-            if !done.contains(&message.number) {
+        for Stored { number, .. } in inside.partitions[place].log.iter().take(offset) {
+            if !inside.done.contains(number) {
                 self.world.wrong(format!(
-                    "{} of partition {} is committed over event {}, which was not handled",
-                    commit.offset, commit.partition, message.number
+                    "{offset} of partition {place} is committed over event {number}, which was not handled"
                 ));
             }
         }
-        partition.committed = commit.offset;
+        inside.partitions[place].committed = offset;
         drop(inside);
         self.world.saw("commit");
         true
     }
 
+    fn logged(&self, partition: i32, offset: usize) -> Option<Stored> {
+        let place = usize::try_from(partition).ok()?;
+        let inside = self.inside.lock();
+        inside.partitions[place].log.get(offset).cloned()
+    }
+
+    /// A message as its consumer has it.
+    fn message(&self, stored: &Stored, partition: i32, incarnation: u32) -> Message {
+        let offset = i64::try_from(stored.offset).unwrap_or(i64::MAX);
+        let message = Message::new(TOPIC, partition, offset, stored.number.to_string());
+        let message = message.named_by_place(&self.name(incarnation));
+        match &stored.id {
+            Some(id) => message.with_id(id),
+            None => message,
+        }
+    }
+
     /// A message for a consumer that has room.
     fn deliver(&self, member: u32) -> Option<(u64, Stored, u32)> {
         let mut inside = self.inside.lock();
-        let has_room = inside
-            .in_hand
-            .values()
-            .filter(|held| held.by == member)
-            .count()
-            < self.setup.prefetch;
-        if !has_room || !inside.members.contains(&member) {
+        let own = inside.in_hand.values().filter(|held| held.by == member);
+        if own.count() >= self.setup.prefetch || !inside.members.contains(&member) {
             return None;
         }
         let mut message = inside.queue.pop_front()?;
@@ -303,8 +316,7 @@ impl Broker {
         self.world.saw("delivered again");
         if message.deliveries > LIMIT {
             self.world.saw("limit of deliveries");
-            if inside.published.contains(&message.number) && !inside.done.contains(&message.number)
-            {
+            if inside.is_open(message.number) {
                 self.world.wrong(format!(
                     "event {} is dropped after {} deliveries",
                     message.number, message.deliveries
@@ -316,22 +328,19 @@ impl Broker {
     }
 
     fn give_back(&self, tag: u64) {
-        self.back(&mut self.inside.lock(), tag);
-        self.changed.notify_waiters();
+        self.change(|inside| self.back(inside, tag));
     }
 
     fn forget(&self, tag: u64) {
-        let mut inside = self.inside.lock();
-        if let Some(held) = inside.in_hand.remove(&tag) {
-            let number = held.message.number;
-            if inside.published.contains(&number) && !inside.done.contains(&number) {
-                self.world.wrong(format!(
-                    "event {number} is acknowledged, and was not handled"
-                ));
-            }
+        let held = self.change(|inside| inside.in_hand.remove(&tag));
+        if let Some(InHand { message, .. }) = held
+            && self.inside.lock().is_open(message.number)
+        {
+            let number = message.number;
+            self.world.wrong(format!(
+                "event {number} is acknowledged, and was not handled"
+            ));
         }
-        drop(inside);
-        self.changed.notify_waiters();
     }
 
     /// JetStream delivers again what is not acknowledged in time.
@@ -353,10 +362,10 @@ impl Broker {
     fn is_over(&self) -> bool {
         let inside = self.inside.lock();
         match self.setup.kind {
-            Kind::Kafka => inside.partitions.iter().all(|partition| {
-                usize::try_from(partition.committed)
-                    .is_ok_and(|committed| committed == partition.log.len())
-            }),
+            Kind::Kafka => {
+                let mut all = inside.partitions.iter();
+                all.all(|partition| partition.committed == partition.log.len())
+            }
             Kind::RabbitMq | Kind::JetStream => {
                 inside.queue.is_empty() && inside.in_hand.is_empty()
             }
@@ -378,14 +387,10 @@ impl semel_events::Delivery for Delivery {
     }
 
     async fn tell(&self, verdict: Verdict) -> Result<(), TellError> {
-        let (broker, process, tag) = (
-            Arc::clone(&self.broker),
-            Arc::clone(&self.process),
-            self.tag,
-        );
+        let (broker, process) = (Arc::clone(&self.broker), Arc::clone(&self.process));
+        let tag = self.tag;
         process.gate().await;
-        let way = broker.world.millis(0..4);
-        sleep(way).await;
+        sleep(broker.world.millis(0..4)).await;
         let is_rabbit = broker.setup.kind == Kind::RabbitMq;
         if !broker.is_calm() && broker.world.one_in(10) {
             broker.world.saw("acknowledgement lost");
@@ -398,13 +403,9 @@ impl semel_events::Delivery for Delivery {
         match verdict {
             Verdict::Acknowledge | Verdict::DeadLettered => broker.forget(tag),
             Verdict::Again(after) => {
-                let progress = |until| {
-                    if let Some(held) = broker.inside.lock().in_hand.get_mut(&tag) {
-                        held.until = until;
-                    }
-                };
-                progress(Instant::now() + after + Duration::from_secs(3600));
-                let broker = Arc::clone(&broker);
+                if let Some(held) = broker.inside.lock().in_hand.get_mut(&tag) {
+                    held.until = Instant::now() + after + Duration::from_secs(3600);
+                }
                 tokio::spawn(async move {
                     sleep(after).await;
                     // RabbitMQ's consumer keeps it so long, JetStream itself does.
@@ -439,6 +440,10 @@ struct Consumer {
 }
 
 impl Runs for Consumer {
+    fn guard(&self) -> &Guard<Wire> {
+        self.inbox.guard()
+    }
+
     /// Leaves its group, and ends what it has begun.
     async fn drain(&self) {
         self.stops.store(true, Ordering::Relaxed);
@@ -494,39 +499,45 @@ impl Consumer {
                     tag,
                     event: event.with_delivery(message.deliveries),
                 };
-                tokio::spawn(self.clone().settle(delivery, message.number));
+                let (consumer, number) = (self.clone(), message.number);
+                tokio::spawn(async move {
+                    let properly = delivery.settle(|| consumer.handle(delivery.event(), number));
+                    consumer.settle(&delivery, number, properly).await;
+                });
             }
             changed.await;
         }
     }
 
-    async fn settle(self, delivery: Delivery, number: u32) {
+    /// Settles a delivery as a planted bug does, or `properly`.
+    async fn settle<D: semel_events::Delivery, A: Debug>(
+        &self,
+        delivery: &D,
+        number: u32,
+        properly: impl Future<Output = Settled<A>>,
+    ) {
+        let event = delivery.event();
         match self.broker.bug {
             Some(Bug::AcknowledgesFirst) => {
                 delivery.tell(Verdict::Acknowledge).await.ok();
-                self.handle(delivery.event(), number).await.ok();
+                self.handle(event, number).await.ok();
             }
             Some(Bug::AcknowledgesFailed) => {
-                self.handle(delivery.event(), number).await.ok();
+                self.handle(event, number).await.ok();
                 delivery.tell(Verdict::Acknowledge).await.ok();
             }
-            Some(Bug::GivesBack) => {
-                let verdict = match self.handle(delivery.event(), number).await {
+            Some(Bug::GivesBack) if self.broker.setup.kind != Kind::Kafka => {
+                let verdict = match self.handle(event, number).await {
                     Err(_) => Verdict::Again(Duration::from_secs(1)),
                     answer => Verdict::from(&answer),
                 };
                 delivery.tell(verdict).await.ok();
             }
             _ => {
-                let settled = delivery
-                    .settle(|| self.handle(delivery.event(), number))
-                    .await;
-                self.broker.world.say(|| {
-                    format!(
-                        "event {number} at {}: {:?}",
-                        self.process.number, settled.answer
-                    )
-                });
+                let Settled { answer, .. } = properly.await;
+                let at = self.process.number;
+                let world = &self.broker.world;
+                world.say(|| format!("event {number} at {at}: {answer:?}"));
             }
         }
     }
@@ -535,7 +546,7 @@ impl Consumer {
     async fn poll(self) {
         let (broker, process) = (&self.broker, &self.process);
         let mut offsets = Offsets::new();
-        let mut positions: BTreeMap<i32, i64> = BTreeMap::new();
+        let mut positions: [Option<usize>; PARTITIONS] = [None; PARTITIONS];
         let mut incarnation = 0;
         // Polled, and not yet in the hands of a task.
         let mut buffer: VecDeque<(Message, u32)> = VecDeque::new();
@@ -545,23 +556,17 @@ impl Consumer {
             if self.stops.load(Ordering::Relaxed) {
                 return;
             }
+            let (me, number) = (Some(process.number), process.number);
             let now = broker.inside.lock().incarnation;
-            let is_member = broker.has(process.number);
+            let is_member = broker.has(number);
             for (place, partition) in (0..PARTITIONS).zip(0..) {
-                let (is_wanted, is_owner, is_free, committed) = {
-                    let inside = broker.inside.lock();
-                    let known = &inside.partitions[place];
-                    let me = Some(process.number);
-                    (
-                        known.wanted == me,
-                        known.owner == me,
-                        known.owner.is_none(),
-                        known.committed,
-                    )
+                let (wanted, owner, committed) = {
+                    let known = &broker.inside.lock().partitions[place];
+                    (known.wanted, known.owner, known.committed)
                 };
-                let has_lost = !is_owner || now != incarnation || !is_member;
-                if positions.contains_key(&partition) && (has_lost || !is_wanted) {
-                    positions.remove(&partition);
+                let has_lost = owner != me || now != incarnation || !is_member;
+                if positions[place].is_some() && (has_lost || wanted != me) {
+                    positions[place] = None;
                     let last = match broker.bug {
                         // It remembers nothing, and takes what comes as assigned.
                         Some(Bug::CommitsRevoked) => {
@@ -570,115 +575,72 @@ impl Consumer {
                         }
                         _ => offsets.revoked(TOPIC, partition),
                     };
-                    broker
-                        .world
-                        .say(|| format!("{} gives up partition {partition}", process.number));
+                    let world = &broker.world;
+                    world.say(|| format!("{number} gives up partition {partition}"));
                     if let Some(last) = last.filter(|_| !has_lost) {
-                        broker.commit(process.number, incarnation, &last);
+                        broker.commit(number, incarnation, &last);
                     }
-                    let mut inside = broker.inside.lock();
-                    let owner = &mut inside.partitions[place].owner;
-                    *owner = owner.filter(|owner| *owner != process.number);
-                    drop(inside);
-                    broker.changed.notify_waiters();
-                } else if is_wanted && is_free && is_member {
-                    broker.inside.lock().partitions[place].owner = Some(process.number);
-                    broker.world.say(|| {
-                        format!(
-                            "{} has partition {partition} from {committed}",
-                            process.number
-                        )
+                    broker.change(|inside| {
+                        let owner = &mut inside.partitions[place].owner;
+                        *owner = owner.filter(|owner| *owner != number);
                     });
+                } else if wanted == me && owner.is_none() && is_member {
+                    broker.inside.lock().partitions[place].owner = me;
+                    let world = &broker.world;
+                    world.say(|| format!("{number} has partition {partition} from {committed}"));
                     if broker.bug != Some(Bug::CommitsRevoked) {
                         offsets.assigned(TOPIC, partition);
                     }
-                    positions.insert(partition, committed);
+                    positions[place] = Some(committed);
                 }
             }
             incarnation = now;
             if !is_member {
-                broker.join(process.number);
+                broker.join(number);
             }
-            for (partition, position) in &mut positions {
-                let inside = broker.inside.lock();
-                let log = usize::try_from(*partition)
-                    .ok()
-                    .map(|place| &inside.partitions[place].log);
-                let next = log
-                    .and_then(|log| log.iter().find(|message| message.offset >= *position))
-                    .cloned();
-                drop(inside);
+            for (partition, position) in (0..).zip(&mut positions) {
+                let Some(position) = position else {
+                    continue;
+                };
+                let next = broker.logged(partition, *position);
                 if let Some(next) = next.filter(|_| buffer.len() < broker.setup.prefetch) {
                     *position = next.offset + 1;
-                    let message =
-                        Message::new(TOPIC, *partition, next.offset, next.number.to_string());
-                    let message = message.named_by_place(&broker.name(now));
-                    let message = match &next.id {
-                        Some(id) => message.with_id(id),
-                        None => message,
-                    };
-                    buffer.push_back((message, next.number));
+                    buffer.push_back((broker.message(&next, partition, now), next.number));
                 }
             }
             // Some wait for a while.
-            let in_hand = positions
-                .keys()
-                .map(|partition| offsets.unfinished(TOPIC, *partition))
-                .sum::<usize>();
+            let own = (0..)
+                .zip(&positions)
+                .filter(|(_, position)| position.is_some());
+            let in_hand: usize = own
+                .map(|(partition, _)| offsets.unfinished(TOPIC, partition))
+                .sum();
             if in_hand < broker.setup.prefetch
                 && !broker.world.one_in(3)
                 && let Some((message, number)) = buffer.pop_front()
             {
                 let delivery = offsets.delivery(message);
-                tokio::spawn(
-                    self.clone()
-                        .settle_in_place(delivery, number, offsets.clone()),
-                );
+                let (consumer, offsets) = (self.clone(), offsets.clone());
+                tokio::spawn(async move {
+                    let handle = || consumer.handle(delivery.event(), number);
+                    let properly = until_settled(&delivery, handle);
+                    consumer.settle(&delivery, number, properly).await;
+                    drop(offsets);
+                    consumer.broker.changed.notify_waiters();
+                });
             }
             for commit in offsets.to_commit() {
                 let is_lost = !broker.is_calm() && broker.world.one_in(4);
-                if !is_lost && broker.commit(process.number, incarnation, &commit) {
+                if !is_lost && broker.commit(number, incarnation, &commit) {
                     offsets.committed(&commit);
                 }
             }
-            let is_idle = buffer.is_empty();
-            let pause = match is_idle {
+            let pause = match buffer.is_empty() {
                 true => Duration::from_secs(1),
                 false => broker.world.millis(1..40),
             };
             timeout(pause, changed).await.ok();
         }
-    }
-
-    async fn settle_in_place(
-        self,
-        delivery: semel_events::kafka::Delivery,
-        number: u32,
-        offsets: Offsets,
-    ) {
-        // The bugs of an application that has them.
-        match self.broker.bug {
-            Some(Bug::AcknowledgesFirst) => {
-                delivery.tell(Verdict::Acknowledge).await.ok();
-                self.handle(delivery.event(), number).await.ok();
-            }
-            Some(Bug::AcknowledgesFailed) => {
-                self.handle(delivery.event(), number).await.ok();
-                delivery.tell(Verdict::Acknowledge).await.ok();
-            }
-            _ => {
-                let settled =
-                    until_settled(&delivery, || self.handle(delivery.event(), number)).await;
-                self.broker.world.say(|| {
-                    format!(
-                        "event {number} at {}: {:?}",
-                        self.process.number, settled.answer
-                    )
-                });
-            }
-        }
-        drop(offsets);
-        self.broker.changed.notify_waiters();
     }
 
     /// Has an event handled once.
@@ -691,11 +653,8 @@ impl Consumer {
             let world = &broker.world;
             process.gate().await;
             world.saw("attempt");
-            let lease = u64::try_from(broker.setup.lease.as_millis()).unwrap_or(1000);
-            let long = || match world.one_in(4) {
-                true => world.millis(0..lease * 2),
-                false => world.millis(0..lease / 8),
-            };
+            let lease = millis(broker.setup.lease);
+            let long = || world.work(4, lease * 2, lease / 8);
             process.rest(long()).await;
             let is_poison = broker.inside.lock().poison.contains(&number);
             if is_poison || !broker.is_calm() && world.one_in(6) {
@@ -864,15 +823,10 @@ pub(super) async fn run(world: &World, bug: Option<Bug>) {
     for _ in 0..world.draw(|chance| chance.u32(1..=most)) {
         fleet.start();
     }
-    let publishing = tokio::spawn(publish(Arc::clone(&broker)));
-    if !setup.is_alone {
-        fleet.trouble().await;
-    }
-    if publishing.await.is_err() {
-        world.wrong("the producer of the model panicked");
-    }
-    tokio::time::sleep_until(calm_from).await;
-    world.say(|| "calm".into());
+    let publishing = vec![tokio::spawn(publish(Arc::clone(&broker)))];
+    fleet
+        .until_calm(calm_from, !setup.is_alone, publishing)
+        .await;
     if !setup.is_alone {
         fleet.start();
     }
@@ -895,7 +849,7 @@ pub(super) async fn run(world: &World, bug: Option<Bug>) {
 /// Events come, partitions move, and the topic may be made anew, until it is calm.
 async fn publish(broker: Arc<Broker>) {
     let world = &broker.world;
-    let lease = u64::try_from(broker.setup.lease.as_millis()).unwrap_or(1000);
+    let lease = millis(broker.setup.lease);
     let mut may_be_recreated = broker.setup.is_recreated;
     for _ in 0..world.draw(|chance| chance.u32(4..=12)) {
         broker.publish();

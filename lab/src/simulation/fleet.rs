@@ -5,17 +5,24 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::time::{Instant, sleep, timeout};
+use semel::guard::Guard;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use super::world::{Process, World};
+use super::wire::Wire;
+use super::world::{Process, World, millis};
 
 /// Within this much virtual time after the last fault all must have come to its end.
 pub(super) const PATIENCE: Duration = Duration::from_secs(300);
 
 /// What runs in a process.
-pub(super) trait Runs: Clone + Send + 'static {
+pub(super) trait Runs: Clone + Send + Sync + 'static {
+    fn guard(&self) -> &Guard<Wire>;
+
     /// Returns when nothing runs any more.
-    fn drain(&self) -> impl Future<Output = ()> + Send;
+    fn drain(&self) -> impl Future<Output = ()> + Send {
+        self.guard().drain()
+    }
 }
 
 /// A process and what runs in it.
@@ -66,10 +73,6 @@ impl<T: Runs> Fleet<T> {
         node
     }
 
-    pub(super) fn all(&self) -> Vec<Node<T>> {
-        self.nodes.lock().clone()
-    }
-
     /// One that takes calls.
     pub(super) fn any(&self) -> Option<Node<T>> {
         let nodes = self.nodes.lock();
@@ -83,8 +86,8 @@ impl<T: Runs> Fleet<T> {
     }
 
     /// Processes die, stand still and drain until it is calm. Others take their places.
-    pub(super) async fn trouble(&self) {
-        let lease = u64::try_from(self.lease.as_millis()).unwrap_or(1000);
+    async fn trouble(&self) {
+        let lease = millis(self.lease);
         loop {
             let pause = self.world.millis(lease / 4..lease * 5);
             if Instant::now() + pause >= self.calm_from {
@@ -115,6 +118,70 @@ impl<T: Runs> Fleet<T> {
                     process.pause(time);
                 }
             }
+        }
+    }
+
+    /// Clients call while processes are in trouble, where there is any; then it is calm.
+    pub(super) async fn until_calm(
+        &self,
+        calm_from: Instant,
+        in_trouble: bool,
+        clients: Vec<JoinHandle<()>>,
+    ) {
+        if in_trouble {
+            self.trouble().await;
+        }
+        for client in clients {
+            // It is no part of what is tested: its panics are the model's.
+            if let Err(ended) = client.await {
+                self.world.wrong(format!("a client of the model: {ended}"));
+            }
+        }
+        sleep_until(calm_from).await;
+        self.world.say(|| "calm".into());
+    }
+
+    /// What a client is told; nothing where the process dies before, or the client goes away, as some do.
+    pub(super) async fn told<A>(
+        &self,
+        node: &Node<T>,
+        may_leave: bool,
+        asked: impl Future<Output = A>,
+    ) -> Option<A> {
+        let leaves = self.world.one_in(3) && may_leave;
+        let patience = match leaves {
+            true => self.world.millis(0..millis(self.lease) * 2),
+            false => PATIENCE,
+        };
+        tokio::select! {
+            biased;
+            () = node.process.died() => None,
+            told = asked => Some(told),
+            () = sleep(patience) => {
+                self.world.saw("client went away");
+                if !leaves {
+                    self.world.wrong("a call was not answered in five minutes");
+                }
+                None
+            }
+        }
+    }
+
+    /// Attempts go on until they end, and what the store was not told is told.
+    pub(super) async fn settled(&self) {
+        let nodes = self.nodes.lock().clone();
+        let works = |node: &Node<T>| {
+            let guard = node.runs.guard();
+            !node.process.is_dead() && (guard.unsettled() > 0 || guard.running() > 0)
+        };
+        let settled = async {
+            while nodes.iter().any(works) {
+                sleep(Duration::from_millis(500)).await;
+            }
+        };
+        if timeout(PATIENCE, settled).await.is_err() {
+            self.world
+                .wrong("something is not settled five minutes after the last fault");
         }
     }
 

@@ -2,7 +2,6 @@
 //! still past their leases and drain; their clients ask again, or go away in the middle.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,8 +20,8 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::Bug;
 use super::fleet::{self, Fleet, PATIENCE, Runs};
-use super::wire::{Server, Weather, Wire};
-use super::world::{EPOCH, Process, World};
+use super::wire::{Server, Wire};
+use super::world::{EPOCH, Process, World, millis};
 
 const OPERATION: &str = "pay";
 
@@ -47,21 +46,14 @@ enum Script {
     PanicsAfter,
 }
 
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 enum WorkError {
+    #[error("busy")]
     Busy,
+    #[error("declined")]
     Declined,
+    #[error("timed out")]
     TimedOut,
-}
-
-impl fmt::Display for WorkError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Busy => "busy",
-            Self::Declined => "declined",
-            Self::TimedOut => "timed out",
-        })
-    }
 }
 
 /// What a client was told.
@@ -280,8 +272,8 @@ struct Running {
 }
 
 impl Runs for Running {
-    async fn drain(&self) {
-        self.guard.drain().await;
+    fn guard(&self) -> &Guard<Wire> {
+        &self.guard
     }
 }
 
@@ -301,10 +293,7 @@ pub(super) async fn run(world: &World, bug: Option<Bug>) {
     let setup = Setup::of(world);
     world.say(|| format!("{setup:?}"));
     let calm_from = Instant::now() + setup.faults;
-    let server = match setup.is_calm {
-        true => Server::new(world, Weather::default(), calm_from, bug),
-        false => Server::in_bad_weather(world, setup.lease, setup.faults, calm_from, bug),
-    };
+    let server = Server::of(world, setup.is_calm, setup.lease, setup.faults, bug);
     let shop = Arc::new(Shop {
         world: world.clone(),
         setup,
@@ -340,22 +329,14 @@ impl Simulation {
             })
             .collect();
         let clients = world.draw(|chance| chance.u32(2..=7));
-        let mut running = Vec::new();
-        for _ in 0..clients {
+        let clients = (0..clients).map(|_| {
             let client = Arc::clone(&self).client(world.pick(&intents));
-            running.push(tokio::spawn(client));
-        }
-        if !self.setup.is_calm {
-            self.fleet.trouble().await;
-        }
-        for client in running {
-            // A client is no part of what is tested: its panics are the model's.
-            if let Err(ended) = client.await {
-                world.wrong(format!("a client of the model: {ended}"));
-            }
-        }
-        tokio::time::sleep_until(self.calm_from).await;
-        world.say(|| "calm".into());
+            tokio::spawn(client)
+        });
+        let (clients, in_trouble) = (clients.collect(), !self.setup.is_calm);
+        self.fleet
+            .until_calm(self.calm_from, in_trouble, clients)
+            .await;
         self.settle(&intents).await;
         self.judge(&intents).await;
     }
@@ -382,30 +363,15 @@ impl Simulation {
     }
 
     async fn client(self: Arc<Self>, intent: Intent) {
-        let lease = u64::try_from(self.setup.lease.as_millis()).unwrap_or(1000);
-        let world = &self.world;
+        let (world, lease) = (&self.world, millis(self.setup.lease));
         sleep(world.millis(0..lease * 4)).await;
         for _ in 0..world.draw(|chance| chance.u32(1..=5)) {
             let Some(node) = self.fleet.any() else {
                 sleep(self.setup.lease).await;
                 continue;
             };
-            let patience = match world.one_in(3) && !self.setup.is_calm {
-                true => world.millis(0..lease * 2),
-                false => Duration::from_secs(600),
-            };
-            let told = tokio::select! {
-                biased;
-                () = node.process.died() => None,
-                told = self.ask(&node, intent) => Some(told),
-                () = sleep(patience) => {
-                    world.saw("client went away");
-                    None
-                }
-            };
-            if patience == Duration::from_secs(600) && told.is_none() && !node.process.is_dead() {
-                world.wrong("a call was not answered in ten minutes");
-            }
+            let asked = self.ask(&node, intent);
+            let told = self.fleet.told(&node, !self.setup.is_calm, asked).await;
             world.say(|| format!("client of {intent:?} at {}: {told:?}", node.process.number));
             match told {
                 Some(Told::Kept(_) | Told::Unknown | Told::SetAside) if world.one_in(2) => return,
@@ -516,25 +482,21 @@ impl Simulation {
     }
 
     fn work(&self, node: &Node, intent: Intent) -> Work {
-        let lease = u64::try_from(self.setup.lease.as_millis()).unwrap_or(1000);
-        let long = |world: &World| match world.one_in(3) {
-            true => world.millis(0..lease * 3),
-            false => world.millis(0..lease / 4),
-        };
+        let lease = millis(self.setup.lease);
+        let long = || self.world.work(3, lease * 3, lease / 4);
         Work {
             shop: Arc::clone(&self.shop),
             process: Arc::clone(&node.process),
             intent,
             script: self.script(intent),
-            before: long(&self.world),
-            after: long(&self.world),
+            before: long(),
+            after: long(),
         }
     }
 
     /// Every intent is asked for until it has an end, in a process without faults.
     async fn settle(&self, intents: &[Intent]) {
         let node = &self.fleet.start();
-        let nodes = self.fleet.all();
         for intent in intents {
             let ending = async {
                 loop {
@@ -553,18 +515,7 @@ impl Simulation {
                 ));
             }
         }
-        let settled = async {
-            while nodes.iter().any(|node| {
-                !node.process.is_dead()
-                    && (node.runs.guard.unsettled() > 0 || node.runs.guard.running() > 0)
-            }) {
-                sleep(Duration::from_millis(500)).await;
-            }
-        };
-        if timeout(PATIENCE, settled).await.is_err() {
-            self.world
-                .wrong("something is not settled five minutes after the last fault");
-        }
+        self.fleet.settled().await;
     }
 
     async fn judge(&self, intents: &[Intent]) {

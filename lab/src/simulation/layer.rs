@@ -12,7 +12,7 @@ use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Full};
 use parking_lot::Mutex;
 use semel::Scope;
-use semel::guard::{Policy, catch_panic};
+use semel::guard::{Guard, Policy, catch_panic};
 use semel::store::{OnLost, Retention};
 use semel_tower::{AttemptInfo, IdempotencyLayer, Problem, ProblemCode, REPLAYED};
 use tokio::time::{Instant, sleep, timeout};
@@ -20,8 +20,8 @@ use tower::{Layer as _, ServiceExt as _, service_fn};
 
 use super::Bug;
 use super::fleet::{self, Fleet, PATIENCE, Runs};
-use super::wire::{Server, Weather, Wire};
-use super::world::{Process, World};
+use super::wire::{Server, Wire};
+use super::world::{Process, World, millis};
 
 /// Whose key: what is done once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -107,13 +107,8 @@ impl Shop {
             .extensions()
             .get::<AttemptInfo>()
             .map_or(0, |info| info.fence.0);
-        let principal = number(request.headers().get(AUTHORIZATION).map(|v| v.as_bytes()));
-        let key = number(
-            request
-                .headers()
-                .get("idempotency-key")
-                .map(|v| v.as_bytes()),
-        );
+        let field = |name: &str| number(request.headers().get(name).map(|v| v.as_bytes()));
+        let (principal, key) = (field(AUTHORIZATION.as_str()), field("idempotency-key"));
         let body = request.into_body().collect().await;
         let content = number(body.ok().map(|body| body.to_bytes()).as_deref());
         let intent = Intent { principal, key };
@@ -124,12 +119,9 @@ impl Shop {
                 process.number
             )
         });
-        let lease = u64::try_from(self.setup.lease.as_millis()).unwrap_or(1000);
-        let long = |world: &World| match world.one_in(3) {
-            true => world.millis(0..lease * 3),
-            false => world.millis(0..lease / 4),
-        };
-        process.rest(long(world)).await;
+        let lease = millis(self.setup.lease);
+        let long = || world.work(3, lease * 3, lease / 4);
+        process.rest(long()).await;
         let is_calm = self.setup.is_calm || Instant::now() >= self.calm_from;
         let script = world.draw(|chance| chance.u32(..8));
         if script == 0 && !is_calm {
@@ -150,7 +142,7 @@ impl Shop {
             }
             orders.taken.push((content, fence, order.clone()));
         }
-        process.rest(long(world)).await;
+        process.rest(long()).await;
         if script == 1 && !is_calm {
             std::panic::resume_unwind(Box::new("planted"));
         }
@@ -177,23 +169,19 @@ fn answer(status: StatusCode, body: String) -> Response<Full<Bytes>> {
 
 type Layer = IdempotencyLayer<Wire>;
 
-/// What runs in a process.
-#[derive(Clone)]
-struct Running(Layer);
-
-impl Runs for Running {
-    async fn drain(&self) {
-        self.0.drain().await;
+impl Runs for Layer {
+    fn guard(&self) -> &Guard<Wire> {
+        Self::guard(self)
     }
 }
 
-type Node = fleet::Node<Running>;
+type Node = fleet::Node<Layer>;
 
 struct Simulation {
     world: World,
     setup: Setup,
     shop: Arc<Shop>,
-    fleet: Fleet<Running>,
+    fleet: Fleet<Layer>,
     calm_from: Instant,
 }
 
@@ -202,10 +190,7 @@ pub(super) async fn run(world: &World, bug: Option<Bug>) {
     let setup = Setup::of(world);
     world.say(|| format!("{setup:?}"));
     let calm_from = Instant::now() + setup.faults;
-    let server = match setup.is_calm {
-        true => Server::new(world, Weather::default(), calm_from, bug),
-        false => Server::in_bad_weather(world, setup.lease, setup.faults, calm_from, bug),
-    };
+    let server = Server::of(world, setup.is_calm, setup.lease, setup.faults, bug);
     let shop = Arc::new(Shop {
         world: world.clone(),
         setup,
@@ -214,10 +199,10 @@ pub(super) async fn run(world: &World, bug: Option<Bug>) {
     });
     let fleet = Fleet::new(world, setup.lease, calm_from, move |process| {
         let layer = IdempotencyLayer::new(Wire::new(&server, process)).with_policy(setup.policy());
-        Running(match bug {
+        match bug {
             Some(Bug::NoPrincipal) => layer.with_principal_by(|_| Some(Scope::anonymous())),
             _ => layer.with_principal_required(true),
-        })
+        }
     });
     let simulation = Arc::new(Simulation {
         world: world.clone(),
@@ -235,55 +220,32 @@ impl Simulation {
         self.fleet.start();
         self.fleet.start();
         let clients = world.draw(|chance| chance.u32(3..=8));
-        let mut running = Vec::new();
-        for _ in 0..clients {
+        let clients = (0..clients).map(|_| {
             let intent = Intent {
                 principal: world.draw(|chance| chance.u32(1..=2)),
                 key: world.draw(|chance| chance.u32(1..=2)),
             };
             let content = u32::from(world.one_in(6));
-            running.push(tokio::spawn(Arc::clone(&self).client(intent, content)));
-        }
-        if !self.setup.is_calm {
-            self.fleet.trouble().await;
-        }
-        for client in running {
-            // A client is no part of what is tested: its panics are the model's.
-            if let Err(ended) = client.await {
-                world.wrong(format!("a client of the model: {ended}"));
-            }
-        }
-        tokio::time::sleep_until(self.calm_from).await;
-        world.say(|| "calm".into());
+            tokio::spawn(Arc::clone(&self).client(intent, content))
+        });
+        let (clients, in_trouble) = (clients.collect(), !self.setup.is_calm);
+        self.fleet
+            .until_calm(self.calm_from, in_trouble, clients)
+            .await;
         self.settle().await;
     }
 
     async fn client(self: Arc<Self>, intent: Intent, content: u32) {
-        let lease = u64::try_from(self.setup.lease.as_millis()).unwrap_or(1000);
-        let world = &self.world;
+        let (world, lease) = (&self.world, millis(self.setup.lease));
         sleep(world.millis(0..lease * 4)).await;
         for _ in 0..world.draw(|chance| chance.u32(1..=6)) {
             let Some(node) = self.fleet.any() else {
                 sleep(self.setup.lease).await;
                 continue;
             };
-            let goes_away = world.one_in(3) && !self.setup.is_calm;
-            let patience = match goes_away {
-                true => world.millis(0..lease * 2),
-                false => PATIENCE,
-            };
-            let told = tokio::select! {
-                biased;
-                () = node.process.died() => Told::Nothing,
-                told = self.ask(&node, intent, content) => told,
-                () = sleep(patience) => {
-                    world.saw("client went away");
-                    if !goes_away {
-                        world.wrong("a request was not answered in five minutes");
-                    }
-                    Told::Nothing
-                }
-            };
+            let asked = self.ask(&node, intent, content);
+            let told = self.fleet.told(&node, !self.setup.is_calm, asked).await;
+            let told = told.unwrap_or(Told::Nothing);
             world.say(|| {
                 format!(
                     "client of {intent:?} with {content} at {}: {told:?}",
@@ -313,8 +275,7 @@ impl Simulation {
         let Ok(request) = request else {
             return Told::Nothing;
         };
-        let Ok(Ok(response)) = catch_panic(node.runs.0.layer(handler).oneshot(request)).await
-        else {
+        let Ok(Ok(response)) = catch_panic(node.runs.layer(handler).oneshot(request)).await else {
             return Told::Nothing;
         };
         if let Some(problem) = response.extensions().get::<Problem>() {
@@ -354,20 +315,7 @@ impl Simulation {
                 .map(|(intent, orders)| (*intent, content(orders)))
                 .collect()
         };
-        // Attempts go on, and what the store was not told is told.
-        let nodes = self.fleet.all();
-        let settled = async {
-            while nodes.iter().any(|node| {
-                let guard = node.runs.0.guard();
-                !node.process.is_dead() && (guard.unsettled() > 0 || guard.running() > 0)
-            }) {
-                sleep(Duration::from_millis(500)).await;
-            }
-        };
-        if timeout(PATIENCE, settled).await.is_err() {
-            self.world
-                .wrong("something is not settled five minutes after the last fault");
-        }
+        self.fleet.settled().await;
         for (intent, content) in known {
             let ending = async {
                 let mut content = content;

@@ -147,15 +147,24 @@ pub struct Report {
     of: Model,
     seeds: u64,
     from: u64,
-    /// How many seeds found something wrong, and the first of them.
-    pub failed: u64,
-    /// The lowest seeds that failed, each with the first thing that is wrong.
-    pub failures: BTreeMap<u64, String>,
+    #[serde(flatten)]
+    found: Found,
     seconds: f64,
     seeds_per_minute: u64,
     virtual_hours: u64,
+}
+
+/// What they found.
+#[derive(Debug, Default, Serialize)]
+struct Found {
+    /// How many seeds found something wrong.
+    failed: u64,
+    /// The lowest seeds that did, each with the first thing that is wrong.
+    failures: BTreeMap<u64, String>,
     /// How often what happened.
-    pub counts: BTreeMap<&'static str, u64>,
+    counts: BTreeMap<&'static str, u64>,
+    #[serde(skip)]
+    passed: Duration,
 }
 
 /// The most failures that a report names.
@@ -170,18 +179,7 @@ pub fn run_model(model: Model, from: u64, seeds: u64, bug: Option<Bug>) -> Resul
     let next = AtomicU64::new(from);
     let end = from.saturating_add(seeds);
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let total = Mutex::new(Report {
-        of: model,
-        seeds,
-        from,
-        failed: 0,
-        failures: BTreeMap::new(),
-        seconds: 0.0,
-        seeds_per_minute: 0,
-        virtual_hours: 0,
-        counts: BTreeMap::new(),
-    });
-    let passed = Mutex::new(Duration::ZERO);
+    let found = Mutex::new(Found::default());
     let work = || -> Result<()> {
         loop {
             let seed = next.fetch_add(1, Ordering::Relaxed);
@@ -189,7 +187,7 @@ pub fn run_model(model: Model, from: u64, seeds: u64, bug: Option<Bug>) -> Resul
                 return Ok(());
             }
             let seen = run_seed(model, seed, bug, false)?;
-            let mut total = total.lock();
+            let mut total = found.lock();
             for (what, count) in seen.counts {
                 *total.counts.entry(what).or_default() += count;
             }
@@ -200,7 +198,7 @@ pub fn run_model(model: Model, from: u64, seeds: u64, bug: Option<Bug>) -> Resul
                     total.failures.pop_last();
                 }
             }
-            *passed.lock() += seen.passed;
+            total.passed += seen.passed;
         }
     };
     std::thread::scope(|scope| {
@@ -210,12 +208,16 @@ pub fn run_model(model: Model, from: u64, seeds: u64, bug: Option<Bug>) -> Resul
             ended.unwrap_or_else(|_| anyhow::bail!("a thread of the simulation panicked"))
         })
     })?;
-    let mut report = total.into_inner();
-    let took = begun.elapsed();
-    report.seconds = took.as_secs_f64();
-    report.seeds_per_minute = seeds * 60_000 / u64::try_from(took.as_millis().max(1))?;
-    report.virtual_hours = passed.into_inner().as_secs() / 3600;
-    Ok(report)
+    let (found, took) = (found.into_inner(), begun.elapsed());
+    Ok(Report {
+        of: model,
+        seeds,
+        from,
+        seconds: took.as_secs_f64(),
+        seeds_per_minute: seeds * 60_000 / u64::try_from(took.as_millis().max(1))?,
+        virtual_hours: found.passed.as_secs() / 3600,
+        found,
+    })
 }
 
 /// Runs what was asked for, prints a line of JSON for each model, and says whether nothing is wrong.
@@ -234,7 +236,7 @@ pub fn run(options: &Options) -> Result<bool> {
         }
         let report = run_model(model, options.from, options.seeds, options.bug)?;
         line(&report)?;
-        passed &= report.failed == 0;
+        passed &= report.found.failed == 0;
     }
     Ok(passed)
 }

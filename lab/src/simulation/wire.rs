@@ -17,7 +17,7 @@ use semel::{Identity, IdentityDigest, Outcome, Store, StoreError, StoreErrorKind
 use tokio::time::{Instant, sleep};
 
 use super::Bug;
-use super::world::{EPOCH, Process, VirtualClock, World};
+use super::world::{EPOCH, Process, VirtualClock, World, millis};
 
 /// What all processes share: the store, and what the network does.
 pub(super) struct Server {
@@ -42,15 +42,31 @@ struct Observed {
 /// By how much a planted bug puts fences back.
 const BACK: u64 = 3_600_000_000_000;
 
+/// What becomes of a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Refused,
+    Lost,
+    AnswerLost,
+    Late,
+    Doubled,
+    Slow,
+    Arrives,
+}
+
+const FAULTS: [Fate; 6] = [
+    Fate::Refused,
+    Fate::Lost,
+    Fate::AnswerLost,
+    Fate::Late,
+    Fate::Doubled,
+    Fate::Slow,
+];
+
 /// How many of a thousand calls meet which fault.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Weather {
-    refused: u32,
-    lost: u32,
-    answers_lost: u32,
-    late: u32,
-    doubled: u32,
-    slow: u32,
+    odds: [u32; FAULTS.len()],
     /// The latest that anything arrives.
     latest: Duration,
 }
@@ -58,30 +74,20 @@ pub(super) struct Weather {
 impl Weather {
     /// Of a seed: some faults often, some never.
     pub(super) fn of(world: &World, latest: Duration) -> Self {
-        let odds = || world.pick(&[0, 0, 20, 60, 150]);
         Self {
-            refused: odds(),
-            lost: odds(),
-            answers_lost: odds(),
-            late: odds(),
-            doubled: odds(),
-            slow: odds(),
+            odds: FAULTS.map(|_| world.pick(&[0, 0, 20, 60, 150])),
             latest,
         }
     }
 
-    pub(super) fn without_copies(self) -> Self {
-        Self { doubled: 0, ..self }
+    pub(super) fn without_copies(mut self) -> Self {
+        for (odds, fate) in self.odds.iter_mut().zip(FAULTS) {
+            if fate == Fate::Doubled {
+                *odds = 0;
+            }
+        }
+        self
     }
-}
-
-enum Fate {
-    Refused,
-    Lost,
-    AnswerLost,
-    Late,
-    Doubled,
-    Arrives { slow: bool },
 }
 
 impl Server {
@@ -106,14 +112,18 @@ impl Server {
         })
     }
 
-    /// Its answers are late and lost, and one server in four is away for a while.
-    pub(super) fn in_bad_weather(
+    /// One that nothing happens to; or its answers are late and lost, and one server in four is away for a while.
+    pub(super) fn of(
         world: &World,
+        is_calm: bool,
         lease: Duration,
         faults: Duration,
-        calm_from: Instant,
         bug: Option<Bug>,
     ) -> Arc<Self> {
+        let calm_from = Instant::now() + faults;
+        if is_calm {
+            return Self::new(world, Weather::default(), calm_from, bug);
+        }
         let server = Self::new(world, Weather::of(world, lease * 3), calm_from, bug);
         if world.one_in(4) {
             world.saw("outage");
@@ -136,33 +146,21 @@ impl Server {
 
     fn fate(&self) -> Fate {
         let now = Instant::now();
-        if self
-            .outage
-            .lock()
-            .as_ref()
-            .is_some_and(|outage| outage.contains(&now))
-        {
+        let outage = self.outage.lock().clone();
+        if outage.is_some_and(|outage| outage.contains(&now)) {
             return Fate::Refused;
         }
         if now >= self.calm_from {
-            return Fate::Arrives { slow: false };
+            return Fate::Arrives;
         }
-        let weather = &self.weather;
         let mut roll = self.world.draw(|chance| chance.u32(..1000));
-        for (odds, fate) in [
-            (weather.refused, Fate::Refused),
-            (weather.lost, Fate::Lost),
-            (weather.answers_lost, Fate::AnswerLost),
-            (weather.late, Fate::Late),
-            (weather.doubled, Fate::Doubled),
-            (weather.slow, Fate::Arrives { slow: true }),
-        ] {
+        for (odds, fate) in self.weather.odds.into_iter().zip(FAULTS) {
             if roll < odds {
                 return fate;
             }
             roll -= odds;
         }
-        Fate::Arrives { slow: false }
+        Fate::Arrives
     }
 
     /// How long something is on its way.
@@ -171,8 +169,7 @@ impl Server {
     }
 
     fn long_way(&self) -> Duration {
-        let latest = u64::try_from(self.weather.latest.as_millis()).unwrap_or(u64::MAX);
-        self.world.millis(4..latest.max(5))
+        self.world.millis(4..millis(self.weather.latest).max(5))
     }
 
     /// How long a client waits for an answer that does not come.
@@ -298,10 +295,10 @@ impl Wire {
                 sleep(server.way()).await;
                 Err(StoreError::new(StoreErrorKind::NotApplied, "refused"))
             }
-            Fate::Arrives { slow } => {
-                let way = match slow {
-                    true => server.long_way(),
-                    false => server.way(),
+            Fate::Arrives | Fate::Slow => {
+                let way = match fate {
+                    Fate::Slow => server.long_way(),
+                    _ => server.way(),
                 };
                 let answer = arrives(way, first).await;
                 sleep(server.way()).await;

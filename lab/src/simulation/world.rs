@@ -86,6 +86,12 @@ impl World {
         Duration::from_millis(self.draw(|chance| chance.u64(range)))
     }
 
+    /// How long some work takes: now and then, for once in so many, up to `most`.
+    pub(super) fn work(&self, once_in: u32, most: u64, usually: u64) -> Duration {
+        let most = if self.one_in(once_in) { most } else { usually };
+        self.millis(0..most)
+    }
+
     pub(super) fn now(&self) -> Duration {
         self.0.begun.elapsed()
     }
@@ -121,6 +127,11 @@ impl World {
             pending::<()>().await;
         }
     }
+}
+
+/// In whole milliseconds.
+pub(super) fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// Virtual time as a store's clock, from a fixed instant.

@@ -138,25 +138,20 @@ fn seconds(nanos: Nanos) -> f64 {
 /// What is wrong.
 pub(super) fn why(growth: &[Growth], faults: &[Recovery]) -> Vec<String> {
     let grew = growth.iter().filter(|growth| growth.end > growth.bound);
-    let grew = grew.map(|growth| {
-        let Growth {
-            what,
-            warm,
-            end,
-            bound,
-        } = growth;
-        format!("{what} grew from {warm:.1} to {end:.1}, more than {bound:.1}")
+    let grew = grew.map(|of| {
+        let (what, bound) = (of.what, of.bound);
+        format!(
+            "{what} grew from {:.1} to {:.1}, more than {bound:.1}",
+            of.warm, of.end
+        )
     });
     let slow = |fault: &&Recovery| fault.recovered_after > SOON as f64 / 2.0;
-    let slow = faults.iter().filter(slow).map(|fault| {
-        let Recovery {
-            fault,
-            at,
-            recovered_after,
-            ..
-        } = fault;
-        let fault = fault.name();
-        format!("after {fault} at {at:.0} s it took {recovered_after} s to recover")
+    let slow = faults.iter().filter(slow).map(|of| {
+        let (fault, took) = (of.fault.name(), of.recovered_after);
+        format!(
+            "after {fault} at {:.0} s it took {took} s to recover",
+            of.at
+        )
     });
     grew.chain(slow).collect()
 }

@@ -7,7 +7,7 @@ mod options;
 mod page;
 mod resources;
 mod rhythm;
-pub mod worker;
+pub(crate) mod worker;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -24,6 +24,7 @@ pub use options::Options;
 use crate::clock::{Nanos, now};
 use crate::named::Named as _;
 use crate::nemesis::{Fault, Planned, lasts};
+use crate::part::Part;
 use crate::reasons::Reasons;
 use crate::torture::{self, Fleet, Struck, Target};
 use judge::{Growth, Recovery};
@@ -70,12 +71,11 @@ pub struct Report {
     pub(crate) reasons: Reasons,
 }
 
-/// Does the run with workers of this program, and says what came of it. Whether nothing grew, and every
-/// fault was recovered from in time.
+/// Does the run, and says what came of it. Whether nothing grew, and every fault was recovered from in time.
 ///
 /// # Errors
 /// Where the run could not be done.
-pub async fn run(options: &Options, program: &Path) -> Result<bool> {
+pub async fn run(options: &Options) -> Result<bool> {
     let folder = temporary()?;
     let target = Target::start(&options.store, &options.faults(), folder.path()).await?;
     let mut settings = Settings {
@@ -88,8 +88,9 @@ pub async fn run(options: &Options, program: &Path) -> Result<bool> {
         of.tasks *= std::mem::replace(&mut of.processes, 1);
     }
     let processes = of.processes;
+    let part = move |number, life| Part::SoakWorker(settings.clone(), number, life);
     let walls = torture::walls(&options.faults(), folder.path(), processes)?;
-    let fleet = Fleet::start(program, worker::COMMAND, &settings, processes, walls).await?;
+    let fleet = Fleet::start(part, processes, walls).await?;
     let fleet = Mutex::new(fleet);
     let (begun, start) = (now(), Instant::now());
     let end = start + options.length();

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
-use crate::clock::{Nanos, nanos, now};
+use crate::clock::{Nanos, nanos};
 use crate::lines::{self, Lines};
 
 /// So long is one of them.
@@ -60,19 +60,9 @@ impl Beat {
     }
 }
 
-/// A worker's file of them.
-pub(super) struct Beats(Lines);
-
-impl Beats {
-    pub(super) fn create(folder: &Path, number: u32, life: u32) -> std::io::Result<Self> {
-        let path = folder.join(format!("{number:03}-{life:03}.beats"));
-        Ok(Self(Lines::create(&path)?))
-    }
-
-    pub(super) fn write(&self, beat: &Beat) {
-        // What is not written down would look like an outage.
-        self.0.record(&(now(), beat));
-    }
+/// A worker's file of them, each with when it ended.
+pub(super) fn file(folder: &Path, number: u32, life: u32) -> std::io::Result<Lines> {
+    Lines::create(&folder.join(format!("{number:03}-{life:03}.beats")))
 }
 
 /// All workers' together, from `begun` on.
@@ -110,6 +100,7 @@ pub(super) fn sum(beats: &[Beat]) -> Beat {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::now;
 
     #[test]
     fn beats_are_read_as_they_were_written() {
@@ -122,9 +113,8 @@ mod tests {
         beat.add(None, false);
         beat.add(Some(Duration::from_secs(9)), true);
         for number in 0..2 {
-            Beats::create(folder.path(), number, 0)
-                .unwrap()
-                .write(&beat);
+            let file = file(folder.path(), number, 0).unwrap();
+            file.record(&(now(), &beat));
         }
         let read = read(folder.path(), begun, Duration::from_secs(1)).unwrap();
         let all = sum(&read);

@@ -18,13 +18,11 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, interval, sleep};
 
 use super::options::{Bug, Options};
-use super::rhythm::{Beat, Beats};
+use super::rhythm::{self, Beat};
 use super::{LEASE, RETENTION};
-use crate::process::{Orders, say};
+use crate::clock::now;
+use crate::process::obey;
 use crate::worker::process::open;
-
-/// The hidden subcommand.
-pub const COMMAND: &str = "soak-worker";
 
 /// How many keys a task goes round. What a killed worker left in flight is taken over when its
 /// next life comes by.
@@ -32,7 +30,7 @@ const KEYS: u64 = 200;
 
 /// What all workers are told.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Settings {
+pub(crate) struct Settings {
     pub(super) options: Options,
     pub(super) url: String,
     pub(super) folder: PathBuf,
@@ -49,24 +47,13 @@ struct Worker {
 }
 
 /// Runs worker `number` in its `life`th life.
-///
-/// # Errors
-/// Where the store cannot be used.
-pub fn run(settings: Settings, number: u32, life: u32) -> Result<()> {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()?;
-    runtime.block_on(obey(settings, number, life))
-}
-
-async fn obey(settings: Settings, number: u32, life: u32) -> Result<()> {
+pub(crate) async fn run(settings: Settings, number: u32, life: u32) -> Result<()> {
     let store = open(&settings.url).await?;
     let retention = match settings.options.bug {
         Some(Bug::KeepsRecords) => Duration::from_secs(3600),
         _ => RETENTION,
     };
-    let beats = Beats::create(&settings.folder, number, life)?;
+    let beats = rhythm::file(&settings.folder, number, life)?;
     let worker = Arc::new(Worker {
         guard: Guard::from(store.clone()),
         policy: Policy::default()
@@ -93,30 +80,25 @@ async fn obey(settings: Settings, number: u32, life: u32) -> Result<()> {
         loop {
             tick.tick().await;
             let beat = std::mem::take(&mut *of.beat.lock());
-            beats.write(&beat);
+            // What is not written down would look like an outage.
+            beats.record(&(now(), &beat));
         }
     });
-    say(&"ready");
-    let mut orders = Orders::new();
-    while let Some(order) = orders.next::<String>().await? {
-        match order.as_str() {
-            "stop" => {
-                worker.stopped.store(true, Ordering::Relaxed);
-                while let Some(ended) = tasks.join_next().await {
-                    ended.context("a task of a worker")?;
-                }
-                say(&"stopped");
+    let obeyed = obey(async |order| match order {
+        "stop" => {
+            worker.stopped.store(true, Ordering::Relaxed);
+            while let Some(ended) = tasks.join_next().await {
+                ended.context("a task of a worker")?;
             }
-            "end" => {
-                others.abort_all();
-                // What closing says is of no use any more.
-                let _ = store.close().await;
-                return Ok(());
-            }
-            other => bail!("a worker does not know the order {other:?}"),
+            Ok("stopped")
         }
-    }
-    bail!("the parent is gone")
+        other => bail!("a worker does not know the order {other:?}"),
+    });
+    obeyed.await?;
+    others.abort_all();
+    // What closing says is of no use any more.
+    let _ = store.close().await;
+    Ok(())
 }
 
 async fn go_round(worker: Arc<Worker>, life: u32, task: u32) {

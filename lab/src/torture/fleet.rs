@@ -1,13 +1,12 @@
 //! The workers' processes.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use rustix::process::Signal;
-use serde::Serialize;
-use tokio::process::Command;
 
 use crate::nemesis::{Fault, Lane, Wall, Wrong};
+use crate::part::Part;
 use crate::process::Process;
 
 /// A worker's process.
@@ -19,11 +18,8 @@ struct Worker {
 }
 
 /// All of them.
-#[derive(Debug)]
 pub(crate) struct Fleet {
-    program: PathBuf,
-    command: &'static str,
-    settings: String,
+    part: Box<dyn Fn(u32, u32) -> Part + Send + Sync>,
     workers: Vec<Worker>,
     walls: Vec<Wall>,
 }
@@ -43,22 +39,18 @@ pub(crate) fn walls(faults: &[Fault], folder: &Path, count: u32) -> Result<Vec<W
 }
 
 impl Fleet {
-    /// Starts `count` workers, each with its wall clock where there are any, and waits until each
-    /// of them works.
+    /// Starts `count` workers, each with its part in each of its lives, and its wall clock where there are any;
+    /// and waits until each of them works.
     ///
     /// # Errors
     /// Where one does not start.
     pub(crate) async fn start(
-        program: &Path,
-        command: &'static str,
-        settings: &impl Serialize,
+        part: impl Fn(u32, u32) -> Part + Send + Sync + 'static,
         count: u32,
         walls: Vec<Wall>,
     ) -> Result<Self> {
         let mut fleet = Self {
-            program: program.into(),
-            command,
-            settings: serde_json::to_string(settings)?,
+            part: Box::new(part),
             workers: Vec::new(),
             walls,
         };
@@ -72,12 +64,8 @@ impl Fleet {
 
     fn spawn(&self, number: u32, life: u32) -> Result<Worker> {
         let wall = self.walls.get(number as usize);
-        let process = Process::spawn(
-            Command::new(&self.program)
-                .args([self.command, &self.settings])
-                .args([number.to_string(), life.to_string()])
-                .envs(wall.map(Wall::environment).unwrap_or_default()),
-        )?;
+        let environment = wall.map(Wall::environment).unwrap_or_default();
+        let process = Process::with(&(self.part)(number, life), environment)?;
         Ok(Worker {
             process,
             life,
@@ -121,13 +109,19 @@ impl Fleet {
         Ok(())
     }
 
+    /// One that works: a kill before its first call proves nothing.
+    async fn chosen(&mut self, whom: u32) -> Result<usize> {
+        let number = whom as usize % self.workers.len();
+        self.ready(number).await?;
+        Ok(number)
+    }
+
     /// Sets the wall clock of the worker that `whom` chooses.
     ///
     /// # Errors
     /// Where it has none of its own.
     pub(super) async fn set_clock(&mut self, whom: u32, wrong: Wrong) -> Result<usize> {
-        let number = whom as usize % self.workers.len();
-        self.ready(number).await?;
+        let number = self.chosen(whom).await?;
         let wall = self.walls.get(number).context("no clock of its own")?;
         wall.set(wrong)?;
         Ok(number)
@@ -138,9 +132,7 @@ impl Fleet {
     /// # Errors
     /// Where it had ended by itself.
     pub(super) async fn kill(&mut self, whom: u32) -> Result<usize> {
-        let number = whom as usize % self.workers.len();
-        // A kill before the first call proves nothing.
-        self.ready(number).await?;
+        let number = self.chosen(whom).await?;
         self.id(number)?;
         self.workers[number].process.kill::<String>().await?;
         Ok(number)
@@ -161,8 +153,7 @@ impl Fleet {
     /// # Errors
     /// Where it had ended by itself.
     pub(super) async fn pause(&mut self, whom: u32) -> Result<usize> {
-        let number = whom as usize % self.workers.len();
-        self.ready(number).await?;
+        let number = self.chosen(whom).await?;
         self.workers[number].process.signal(Signal::STOP)?;
         Ok(number)
     }

@@ -12,11 +12,11 @@ mod recovery;
 mod strike;
 mod target;
 
-use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use serde::Serialize;
 use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep_until};
 
@@ -24,15 +24,15 @@ pub use options::{Options, Run};
 pub use target::Target;
 
 use crate::check::{self, check};
-use crate::clock::{Nanos, nanos, now};
+use crate::clock::{Nanos, millis, nanos, now};
 use crate::history::read_all;
 use crate::ledger::{self, Effect};
 use crate::lines;
-use crate::named::Named as _;
-use crate::nemesis::{Fault, plan};
-use crate::reasons::Reasons;
-use crate::report::{self, Report};
-use crate::worker::{Settings, process};
+use crate::nemesis::plan;
+use crate::part::Part;
+use crate::reasons::{Faults, Reasons};
+use crate::report::{self, Calls, Found, Report};
+use crate::worker::Settings;
 pub(crate) use fleet::{Fleet, walls};
 pub(crate) use options::seconds;
 pub(crate) use recovery::Recovery;
@@ -40,11 +40,11 @@ use strike::MOST_HOURS;
 pub(crate) use strike::{Struck, on_store, strike};
 pub(crate) use target::{check_faults, faults_of, faults_within};
 
-/// Does the run with workers of this program, and says what came of it. Whether nothing is wrong.
+/// Does the run, and says what came of it. Whether nothing is wrong.
 ///
 /// # Errors
 /// Where the run could not be done.
-pub async fn run(options: &Options, program: &Path) -> Result<bool> {
+pub async fn run(options: &Options) -> Result<bool> {
     let (run, faults) = (&options.run, options.faults());
     run.announce(&faults);
     let temporary = tempfile::Builder::new().prefix("semel-lab-").tempdir()?;
@@ -59,10 +59,10 @@ pub async fn run(options: &Options, program: &Path) -> Result<bool> {
         let begun = Instant::now();
         strike::all(&planned, &target, fleet, begun, begun + options.length).await
     };
-    let mut report = through(options, &target, &directory, program, faults).await?;
+    let mut report = through(options, &target, &directory, faults).await?;
     if !report.reasons.passed() && run.keep.is_none() {
         // For whoever looks for the cause.
-        report.left_in(&temporary.keep());
+        report.history = Some(temporary.keep());
     }
     report.reasons.tell(&report)
 }
@@ -72,12 +72,11 @@ pub(crate) async fn through(
     options: &Options,
     target: &Target,
     directory: &Path,
-    program: &Path,
     faults: impl AsyncFnOnce(&Mutex<Fleet>) -> Result<Struck>,
 ) -> Result<Report> {
     let settings = settings(options, target, directory);
     let calm = recovery::calm(nanos(target.elects()));
-    let ran = work(options, &settings, program, faults, calm).await?;
+    let ran = work(options, &settings, faults, calm).await?;
     examine(options, target, &settings, &ran)
 }
 
@@ -112,15 +111,16 @@ pub fn again(directory: &Path) -> Result<bool> {
     let begun = ops.first().map_or(0, |op| op.invoked);
     let mut reasons = Reasons::with(report::details(&ops, &findings, begun));
     reasons.counted([("violations", findings.violations.len())]);
-    reasons.tell(&serde_json::json!({
-        "operations": ops.len(),
-        "violations": findings.violations.len(),
-        "violations_by_property": findings.by_property(),
-        "lost": findings.lost,
-        "double_effects": findings.double_effects,
-        "linear_calls": findings.searched.calls,
-        "linear_undecided": findings.undecided.calls,
-    }))
+    #[derive(Serialize)]
+    struct Again {
+        operations: usize,
+        #[serde(flatten)]
+        found: Found,
+    }
+    reasons.tell(&Again {
+        operations: ops.len(),
+        found: Found::from(&findings),
+    })
 }
 
 /// What a run left behind, besides the files.
@@ -137,13 +137,14 @@ struct Ran {
 async fn work(
     options: &Options,
     settings: &Settings,
-    program: &Path,
     faults: impl AsyncFnOnce(&Mutex<Fleet>) -> Result<Struck>,
     calm: Nanos,
 ) -> Result<Ran> {
-    let (count, command) = (settings.options.processes, process::COMMAND);
+    let count = settings.options.processes;
     let walls = walls(&options.faults(), &settings.directory, count)?;
-    let fleet = Fleet::start(program, command, settings, count, walls).await?;
+    let settings = settings.clone();
+    let part = move |number, life| Part::Worker(settings.clone(), number, life);
+    let fleet = Fleet::start(part, count, walls).await?;
     let fleet = Mutex::new(fleet);
     let (begun, start) = (now(), Instant::now());
     let mut ran = Ran {
@@ -193,33 +194,55 @@ fn examine(options: &Options, target: &Target, settings: &Settings, ran: &Ran) -
     let known = checked(options, target, ran);
     std::fs::write(settings.directory.join(KNOWN), serde_json::to_vec(&known)?)?;
     let findings = check(&ops, &accepted, &known);
-    let mut report = Report::new(target.name(), &settings.options);
-    report.calls(&ops);
-    report.effects(accepted.len(), refused);
-    report.faults(&ran.struck.faults);
-    report.findings(&ops, &findings, ran.begun);
-    report.took(ran.begun, ran.settling.min(now()));
-    if let Some(first) = ran.struck.first {
+    let mut reasons = Reasons::with(report::details(&ops, &findings, ran.begun));
+    let recovery = ran.struck.first.map(|first| {
         let elects = nanos(target.elects());
-        let faults = (first, ran.over);
-        report.recovery(recovery::recovery(&ops, ran.begun, faults, elects));
+        recovery::recovery(&ops, ran.begun, (first, ran.over), elects)
+    });
+    if recovery.is_some_and(|recovery| recovery.recovered_after.is_none()) {
+        // The machine may be slow for another reason.
+        reasons
+            .too_little("half of the rate before the faults did not come back in time after them");
     }
     if let Some(error) = &ran.broken {
-        report
-            .reasons
-            .failed(format!("the run broke off: {error:#}"));
+        reasons.failed(format!("the run broke off: {error:#}"));
     }
-    let planned: BTreeSet<Fault> = options.faults().into_iter().collect();
-    for fault in planned
-        .into_iter()
-        .filter(|f| !ran.struck.faults.contains(f))
-    {
-        let why = format!("the planned fault {} never fired", fault.name());
-        report.reasons.too_little(why);
+    let faults = Faults::of(&ran.struck.faults, &options.faults(), &mut reasons);
+    let (calls, floor) = (Calls::of(&ops), options.floor());
+    if calls.completions < floor {
+        let few = calls.completions;
+        let why = format!("{few} completions were acknowledged, fewer than the floor of {floor}");
+        reasons.too_little(why);
     }
-    report.floor(options.floor());
-    report.judge(&findings);
-    Ok(report)
+    reasons.counted([("violations", findings.violations.len())]);
+    // A run in which the search was given up for many calls proves too little.
+    let (searched, given_up) = (findings.searched.calls, findings.undecided.calls);
+    if searched < 9 * given_up {
+        let all = searched + given_up;
+        let why = format!("the search for an order was given up for {given_up} of {all} calls");
+        reasons.too_little(why);
+    }
+    let took = millis(ran.settling.min(now()).saturating_sub(ran.begun));
+    let seconds = (took / 10.0).round() / 100.0;
+    let of = &settings.options;
+    Ok(Report {
+        store: target.name(),
+        seed: of.run.seed,
+        processes: of.processes,
+        tasks: of.tasks,
+        keys: of.keys,
+        seconds,
+        per_second: (calls.operations as f64 / seconds.max(0.01)) as usize,
+        calls,
+        effects: accepted.len(),
+        effects_refused: refused,
+        faults,
+        recovery,
+        found: Found::from(&findings),
+        bug: of.bug,
+        reasons,
+        history: None,
+    })
 }
 
 fn checked(options: &Options, target: &Target, ran: &Ran) -> check::Options {

@@ -10,27 +10,13 @@ use tokio::time::{Instant, sleep};
 
 use super::{Settings, Worker};
 use crate::bugs::Buggy;
-use crate::process::{Orders, say};
-
-/// The hidden subcommand.
-pub const COMMAND: &str = "worker";
+use crate::process::obey;
 
 // A server that is being restarted comes back within this.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Runs worker `number` in its `life`th life.
-///
-/// # Errors
-/// Where the store cannot be used.
-pub fn run(settings: Settings, number: u32, life: u32) -> Result<()> {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()?;
-    runtime.block_on(obey(settings, number, life))
-}
-
-async fn obey(settings: Settings, number: u32, life: u32) -> Result<()> {
+pub(crate) async fn run(settings: Settings, number: u32, life: u32) -> Result<()> {
     let store = open(&settings.url).await?;
     let store = match settings.options.bug {
         Some(bug) => AnyStore::new(Buggy::new(store, bug)),
@@ -38,30 +24,24 @@ async fn obey(settings: Settings, number: u32, life: u32) -> Result<()> {
     };
     let worker = Worker::new(settings, store, number, life)?;
     let mut tasks = worker.start(life);
-    say(&"ready");
-    let mut orders = Orders::new();
-    while let Some(order) = orders.next::<String>().await? {
-        match order.as_str() {
-            "stop" => {
-                worker.stop();
-                while let Some(ended) = tasks.join_next().await {
-                    ended.context("a task of a worker")?;
-                }
-                say(&"stopped");
+    let obeyed = obey(async |order| match order {
+        "stop" => {
+            worker.stop();
+            while let Some(ended) = tasks.join_next().await {
+                ended.context("a task of a worker")?;
             }
-            "settle" => {
-                worker.settle().await;
-                say(&"settled");
-            }
-            "end" => {
-                // What closing says is of no use any more.
-                let _ = worker.store.close().await;
-                return Ok(());
-            }
-            other => bail!("a worker does not know the order {other:?}"),
+            Ok("stopped")
         }
-    }
-    bail!("the parent is gone")
+        "settle" => {
+            worker.settle().await;
+            Ok("settled")
+        }
+        other => bail!("a worker does not know the order {other:?}"),
+    });
+    obeyed.await?;
+    // What closing says is of no use any more.
+    let _ = worker.store.close().await;
+    Ok(())
 }
 
 /// Opens a store, whose server may be starting again.

@@ -48,7 +48,7 @@ pub fn search(ops: &[&Op], options: &Options) -> Verdict {
     search_within(BOUND, ops, options)
 }
 
-fn search_within(bound: usize, ops: &[&Op], options: &Options) -> Verdict {
+pub(super) fn search_within(bound: usize, ops: &[&Op], options: &Options) -> Verdict {
     let mut told = Vec::with_capacity(ops.len());
     for op in ops.iter().copied().filter(|op| counts(op)) {
         // What an answer may hide is left open.
@@ -213,6 +213,3 @@ impl Search<'_> {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

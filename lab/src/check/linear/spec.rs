@@ -366,6 +366,3 @@ impl State {
         open.then_some(Row { nonce, ..next })
     }
 }
-
-#[cfg(test)]
-mod tests;
