@@ -12,8 +12,8 @@
 //! ```
 //! What is completed can be amended from outside: another outcome, or another retention.
 //!
-//! Stores inside the process call these functions; stores on a server say the same in the server's
-//! language, and the conformance suite and the model tests hold them to it.
+//! Stores call these functions. Those on a server say the conditions of their frequent writes in the
+//! server's language too, and the conformance suite and the model tests hold them to it.
 
 use std::time::Duration;
 

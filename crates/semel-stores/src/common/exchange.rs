@@ -16,8 +16,8 @@ use tokio::time::{Instant, sleep};
 use super::doubt::{undoubted, undoubted_claim};
 use super::pool::{Pool, Sent, Wire};
 
-/// How many requests a step may take where others change its record all the time.
-pub(crate) const TURNS: u32 = 20;
+/// How many requests a step may take where others change its record all the time: two for each try.
+pub(crate) const TURNS: u32 = 40;
 
 /// What a database is asked for. Each is one atomic step there.
 pub(crate) enum Request<'a> {
@@ -63,7 +63,8 @@ pub(crate) trait Exchange {
 pub(crate) struct Claiming<'a> {
     identity: &'a Identity,
     asked: &'a ClaimRequest,
-    decided: Option<(Replacement, Claim)>,
+    // Boxed, as it is rare: the future of a claim is to stay small.
+    decided: Option<Box<(Replacement, Claim)>>,
 }
 
 impl<'a> Claiming<'a> {
@@ -82,7 +83,7 @@ impl Exchange for Claiming<'_> {
     fn request(&self) -> Request<'_> {
         match &self.decided {
             None => Request::Claim(self.identity, self.asked),
-            Some((replacement, _)) => Request::Replace(self.identity.digest(), replacement),
+            Some(decided) => Request::Replace(self.identity.digest(), &decided.0),
         }
     }
 
@@ -98,7 +99,8 @@ impl Exchange for Claiming<'_> {
                 since,
                 is_repeated: false,
             })),
-            Reply::Wrote(fence) => decided.map(|(_, mut claim)| {
+            Reply::Wrote(fence) => decided.map(|decided| {
+                let (_, mut claim) = *decided;
                 if let Claim::Acquired(acquired) = &mut claim {
                     acquired.token.fence = fence;
                 }
@@ -110,7 +112,8 @@ impl Exchange for Claiming<'_> {
                     return Some(decision.claim);
                 };
                 // Gone already: it is inserted then.
-                self.decided = found.map(|seen| (Replacement { seen, next }, decision.claim));
+                let decided = |seen| Box::new((Replacement { seen, next }, decision.claim));
+                self.decided = found.map(decided);
                 None
             }
             Reply::Missed => None,
@@ -125,7 +128,7 @@ pub(crate) struct Changing<'a> {
     is_once: bool,
     /// The update has written nothing: the record says why.
     missed: bool,
-    decided: Option<Replacement>,
+    decided: Option<Box<Replacement>>,
 }
 
 impl<'a> Changing<'a> {
@@ -176,7 +179,7 @@ impl Exchange for Changing<'_> {
             (Ok(Some(_)), None) => Some(Refusal::Missing.into()),
             (Ok(Some(next)), Some(seen)) => {
                 if let Change::Resolve(_) = self.change {
-                    self.decided = Some(Replacement { seen, next });
+                    self.decided = Some(Box::new(Replacement { seen, next }));
                 }
                 None
             }
@@ -217,16 +220,20 @@ impl<W: Recorder> Pool<W> {
             let answer = self.run_by(deadline, step, sent).await?;
             let reply = self.wire().reply(&request, &answer);
             let reply = reply.map_err(|error| sent.error(error))?;
+            let missed = matches!(reply, Reply::Missed);
             if let Some(answer) = exchange.take(reply) {
                 return Ok(answer);
             }
-            pause(turn).await;
+            if missed {
+                pause(turn).await;
+            }
         }
         Err(sent.error(restless()))
     }
 }
 
-/// Rivals follow one another closely: out of step with them.
+/// Rivals follow one another closely: out of step with them. Not between a look and what follows from it, which
+/// would be old by then.
 pub(crate) async fn pause(turn: u32) {
     if turn > 2 {
         sleep(Duration::from_millis(1 << turn.min(6))).await;

@@ -13,7 +13,7 @@
 //! - What is decided about a row that was read is an `UPDATE` of the row that is still the same.
 //!
 //! # Costs
-//! One round trip for each step but takeovers, and refusals, which take two. A pair of claim and
+//! One round trip for each step but takeovers, resolutions, and refusals, which take two. A pair of claim and
 //! completion commits twice. Under load steps that wait share a packet and a commit: `group.rs`.
 //!
 //! # Clock
@@ -145,7 +145,7 @@ impl Store for MysqlStore {
     async fn claim(&self, identity: &Identity, request: &ClaimRequest) -> Result<Claim> {
         let _inside = self.gate.enter()?;
         let claim = self.pool.claim(identity, request).await;
-        if let Ok(Claim::Acquired(_) | Claim::Unknown { .. }) = &claim {
+        if let Err(_) | Ok(Claim::Acquired(_) | Claim::Unknown { .. }) = &claim {
             self.waiters.wake(identity.digest());
         }
         claim

@@ -113,8 +113,12 @@ impl<'a> Reader<'a> {
             note: Note::EMPTY,
         };
         // The statement's time is taken when it begins, and it may have to wait. What it read had
-        // happened by then: no lease looks longer than it was asked for.
-        let now = now.max(record.claimed_at);
+        // happened by then: no lease looks longer than it was asked for. The time of a record that is settled is
+        // the server's alone: its clock may have gone back since, and then it is kept for longer.
+        let now = match record.state {
+            State::InFlight => now.max(record.claimed_at),
+            State::Unknown | State::Completed(_) | State::Released => now,
+        };
         Ok((now, record))
     }
 

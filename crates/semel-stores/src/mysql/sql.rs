@@ -1,5 +1,4 @@
-//! The statements, in full. Each step is one packet: the write with its condition, then the read of
-//! what is there now.
+//! The statements, in full. Each request is one packet.
 //!
 //! They are text, not prepared: several statements in one packet need it, and it goes through
 //! proxies that give each transaction another connection. Nothing from outside is put in but
@@ -134,18 +133,13 @@ impl fmt::Display for NewFence {
     }
 }
 
-/// Whether it leaves a fence of its own.
-pub(super) fn gives_fence(Replacement { seen, next }: &Replacement) -> bool {
-    next.token.nonce != seen.token.nonce
-}
-
 /// The fence after this one: the next one in the statement's lane, of those that belong to the time of
 /// `from` or a later one.
 fn next_fence(seen: Fence, from: Fence) -> String {
     let first = from.0 >> LANE_BITS << LANE_BITS;
     let least = first.max(seen.0.min(u64::MAX - FENCES) + 1);
     let (lane, last) = (FENCES - (least & (FENCES - 1)), FENCES - 1);
-    format!("LAST_INSERT_ID({least}+({LANE}+{lane}&{last}))")
+    format!("{least}+({LANE}+{lane}&{last})")
 }
 
 fn null_or(value: Option<impl fmt::Display>) -> String {
@@ -227,17 +221,23 @@ impl Table {
     }
 
     /// Puts a record in the place of the one that was read, if that is still as it was: no two forms of a
-    /// record have token, state, lease and length of the steps in common. Leaves its fence.
+    /// record have token, state, lease and length of the steps in common. Leaves the fence of an attempt.
     pub(super) fn replace(&self, digest: &IdentityDigest, replacement: &Replacement) -> String {
         let Replacement { seen, next } = replacement;
-        let fence = match gives_fence(replacement) {
-            true => next_fence(seen.token.fence, next.token.fence),
-            false => "fence".to_owned(),
+        let fence = next_fence(seen.token.fence, next.token.fence);
+        // What is read for a decision has no note: it comes with another attempt only. So does the answer with
+        // the fence; what the application's session has in its place stays otherwise.
+        let (fence, note) = match next.state {
+            State::InFlight => (
+                format!("LAST_INSERT_ID({fence})"),
+                format!("note={},", Hex(next.note.as_text().as_bytes())),
+            ),
+            State::Unknown => ("fence".to_owned(), String::new()),
+            State::Completed(_) | State::Released => (fence, String::new()),
         };
-        // What is read for a decision has no note: it comes with another attempt only.
-        let note = match next.state {
-            State::InFlight => format!("note={},", Hex(next.note.as_text().as_bytes())),
-            State::Unknown | State::Completed(_) | State::Released => String::new(),
+        let progress = match next.progress == seen.progress {
+            true => String::new(),
+            false => format!("progress={},", Hex(next.progress.as_bytes())),
         };
         let outcome = match &next.state {
             State::Completed(outcome) => Hex(outcome.as_bytes()).to_string(),
@@ -248,7 +248,7 @@ impl Table {
             "UPDATE `{records}` SET state={state},fence={fence},nonce={nonce},\
              fingerprint={fingerprint},attempt={attempt},created_at={created},claimed_at={claimed},\
              lease_until={lease},settled_at={settled},expires_at={expires},purge_at={purge},\
-             resolved={resolved},progress={progress},{note}outcome={outcome} \
+             resolved={resolved},{progress}{note}outcome={outcome} \
              WHERE digest={digest} AND {seen_by} AND state={seen_state} AND lease_until={seen_lease} \
              AND LENGTH(progress)={seen_steps}",
             records = self.records,
@@ -263,7 +263,6 @@ impl Table {
             expires = next.expires_at.as_micros(),
             purge = next.purge_at.as_micros(),
             resolved = null_or(resolved.as_ref().map(|text| Hex(text.as_bytes()))),
-            progress = Hex(next.progress.as_bytes()),
             digest = Hex(digest.as_bytes()),
             seen_by = holder(&seen.token),
             seen_state = state(seen.state.kind()),

@@ -1,13 +1,13 @@
 //! A step before it is sent, and the answer that comes back.
 
 use semel::store::{Fence, Result};
-use semel::{IdentityDigest, Timestamp};
+use semel::{IdentityDigest, State, Timestamp};
 use sqlx::mysql::MySqlRow;
 
 use super::error::Effect;
 use super::link::Done;
 use super::row::Reader;
-use super::sql::{Held, LANE_BITS, New, Table, gives_fence};
+use super::sql::{Held, LANE_BITS, New, Table};
 use crate::common::exchange::{Reply, Request};
 use crate::common::pool::Queued;
 
@@ -138,7 +138,7 @@ pub(super) struct Answer {
     pub(super) rows: Vec<MySqlRow>,
     /// How many rows its last statement found to write.
     pub(super) wrote: u64,
-    /// What a claim's insert left: its time and lane; a replacement's: its fence.
+    /// What a claim's insert left: its time and lane; another attempt's: its fence.
     pub(super) left: u64,
 }
 
@@ -176,9 +176,10 @@ impl Answer {
             (Request::Read(_), None) => Reply::Found(Timestamp::default(), None),
             (Request::Update(_, token, _), _) if wrote => Reply::Wrote(token.fence),
             (Request::Replace(_, replacement), _) if wrote => {
-                Reply::Wrote(match gives_fence(replacement) {
-                    true => Fence(self.left),
-                    false => replacement.seen.token.fence,
+                Reply::Wrote(match replacement.next.state {
+                    State::InFlight => Fence(self.left),
+                    // Nobody asks for it.
+                    _ => replacement.seen.token.fence,
                 })
             }
             _ => Reply::Missed,

@@ -163,7 +163,7 @@ impl Store for PostgresStore {
     async fn claim(&self, identity: &Identity, request: &ClaimRequest) -> Result<Claim> {
         let _step = self.gate.enter()?;
         let claim = self.pool.claim(identity, request).await;
-        if let Ok(Claim::Acquired(_) | Claim::Unknown { .. }) = &claim {
+        if let Err(_) | Ok(Claim::Acquired(_) | Claim::Unknown { .. }) = &claim {
             // Who waits in this process need not wait for the server to tell.
             self.waiters.wake(identity.digest());
         }

@@ -426,14 +426,14 @@ const MARK_UNKNOWN: &str = fenced!(
 );
 
 /// $2 fence, $3 nonce, $4 state, $5 lease and $6 length of the steps of the record that was read: no two
-/// forms of a record have all of them in common. Then those of the one in its place. Another nonce comes
-/// with another fence, and another note with another attempt only.
+/// forms of a record have all of them in common. Then those of the one in its place: $19 only where other
+/// steps are finished. An attempt that is found unknown keeps its fence, and all but another attempt their note.
 const REPLACE: &str = "
 UPDATE {records} AS r SET state = $7::text, nonce = $8::bytea,
-  fence = CASE WHEN r.nonce = $8 THEN r.fence ELSE greatest(r.fence + 1, {fence}) END,
+  fence = CASE WHEN $7 = 'unknown' THEN r.fence ELSE greatest(r.fence + 1, {fence}) END,
   attempt = $9::bigint, fingerprint = $10, created_at = $11, claimed_at = $12, lease_until = $13,
   settled_at = $14, expires_at = $15, purge_at = $16, code = $17::bigint::integer, outcome = $18,
-  steps = $19, resolved = $20, note = CASE WHEN $7 = 'in-flight' THEN $21 ELSE r.note END
+  steps = coalesce($19, r.steps), resolved = $20, note = CASE WHEN $7 = 'in-flight' THEN $21 ELSE r.note END
 WHERE r.digest = $1 AND r.fence = $2 AND r.nonce = $3 AND r.state = $4 AND r.lease_until = $5
   AND octet_length(r.steps) = $6::bigint
 RETURNING r.fence, CASE WHEN r.waited_for = $2

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use semel::record::{Change, Update};
 use semel::store::{ClaimRequest, Cursor, Entry, Fence, ListQuery, Page, Purged, Result, Token};
 use semel::{Identity, IdentityDigest, State, StateKind, StoreError, StoreErrorKind, Timestamp};
@@ -125,6 +126,8 @@ fn replace(digest: &IdentityDigest, Replacement { seen, next }: &Replacement) ->
         State::Completed(outcome) => Some(outcome),
         State::InFlight | State::Unknown | State::Released => None,
     };
+    let progress =
+        (next.progress != seen.progress).then(|| Bytes::copy_from_slice(next.progress.as_bytes()));
     let resolved = next.resolved.as_ref();
     let rest = [
         Param::text(seen.state.kind().as_str()),
@@ -142,7 +145,7 @@ fn replace(digest: &IdentityDigest, Replacement { seen, next }: &Replacement) ->
         Param::time(next.purge_at),
         Param::Int(outcome.map(|outcome| outcome.code().into())),
         Param::Bytes(outcome.map(|outcome| outcome.as_bytes().clone())),
-        Param::bytes(next.progress.as_bytes()),
+        Param::Bytes(progress),
         Param::Text(resolved.map(|resolved| escaped(&resolved.to_text()))),
         Param::text(next.note.as_text()),
     ];

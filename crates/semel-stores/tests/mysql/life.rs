@@ -11,7 +11,9 @@ use semel_testkit::servers::Server as _;
 use sqlx::{Connection as _, MySqlConnection};
 use tokio::task::JoinSet;
 
-use super::{acquire, ask, claim, common, complete, identity, link, open, options, own};
+use super::{
+    LONG, acquire, ask, claim, common, complete, identity, link, open, options, own, table,
+};
 
 /// How long after a completion on `settling` a waiter on `waiting` knows; the median of several.
 async fn median(waiting: &Arc<MysqlStore>, settling: &MysqlStore, keys: &str) -> Duration {
@@ -225,4 +227,40 @@ async fn closing_waits_for_no_answers() {
     store.close().await.unwrap();
     let took = from.elapsed();
     assert!(took < Duration::from_secs(1), "{took:?}");
+}
+
+/// The server's clock went back by an hour while attempts ran. What they leave is kept for no shorter than was asked
+/// for, and the next attempt's lease is no longer.
+#[tokio::test]
+async fn what_is_settled_after_the_clock_went_back_is_kept() {
+    let (url, table) = (common().await, table());
+    let store = options(&url).table(&table).unwrap().open().await.unwrap();
+    let mut link = link(&url).await;
+    let mut begun = async |key: &str| {
+        let token = acquire(&store, key).await;
+        let hour = 3_600_000_000_u64;
+        let times = ["claimed_at", "created_at", "lease_until"];
+        let later = times.map(|time| format!("{time}={time}+{hour}")).join(",");
+        let digest = *identity(key).digest();
+        let earlier = format!("UPDATE {table} SET {later} WHERE digest=x'{digest}'");
+        ask(&mut link, earlier).await;
+        (digest, token)
+    };
+    let minutes = Retention::new(Duration::from_mins(5));
+    let (digest, token) = begun("completed").await;
+    let paid = Outcome::success(b"paid");
+    let done = store.complete(&digest, &token, &paid, minutes);
+    assert_eq!(done.await.unwrap(), Fenced::Applied);
+    let again = claim(&store, "completed").await.unwrap();
+    assert!(matches!(again, Claim::Completed { .. }), "{again:?}");
+
+    let (digest, token) = begun("released").await;
+    let done = store.abandon(&digest, &token);
+    assert_eq!(done.await.unwrap(), Fenced::Applied);
+    acquire(&store, "released").await;
+    let rival = claim(&store, "released").await.unwrap();
+    let Claim::InFlight { remaining, .. } = rival else {
+        panic!("{rival:?}");
+    };
+    assert!(remaining <= LONG, "{remaining:?}");
 }

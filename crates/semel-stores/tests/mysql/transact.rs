@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use semel::guard::{AttemptInfo, Done, Guard, Policy, Ran, RunError, TransactOptions};
 use semel::record::Change;
-use semel::store::{Claim, Fenced, OnLost, Refusal, Retention, Store as _};
+use semel::store::{
+    Claim, Fenced, Nonce, OnLost, Refusal, Resolution, Retention, Store as _, Verdict,
+};
 use semel::transaction::{Isolation, Lent, Transactional as _};
 use semel::{Fingerprint, Outcome, StateKind, Value};
 use semel_stores::{MysqlStore, MysqlTransaction};
@@ -104,6 +106,33 @@ async fn an_outcome_is_kept_where_assignments_are_simultaneous() {
         assert_eq!(bench.store.purge(100).await.unwrap().removed, 0);
     }
     assert_eq!(bench.effects("k").await, 1);
+}
+
+/// What the store needs to know of its own statements is not left in the application's session.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_resolution_leaves_the_applications_last_insert_id() {
+    let bench = Bench::at(&common().await).await;
+    let orders = table();
+    let made = format!("CREATE TABLE {orders} (id BIGINT AUTO_INCREMENT PRIMARY KEY, what TEXT)");
+    ask(&mut link(&bench.url).await, made).await;
+    let id = identity("k");
+    let short = request(Duration::ZERO, OnLost::Hold);
+    let lapsed = acquired(bench.store.claim(&id, &short).await.unwrap());
+    let resolution = Change::resolve(&Resolution {
+        verdict: Verdict::DidNotHappen,
+        by: "me".into(),
+        reason: "looked".into(),
+        fence: lapsed.token.fence,
+        nonce: Nonce::random().unwrap(),
+    });
+    let mut tx = bench.store.begin(Isolation::ReadCommitted).await.unwrap();
+    let order = format!("INSERT INTO {orders} (what) VALUES ('apples')");
+    tx.execute(AssertSqlSafe(order)).await.unwrap();
+    let resolved = bench.store.change_in(&mut tx, id.digest(), &resolution);
+    assert_eq!(resolved.await.unwrap(), Fenced::Applied);
+    let last = tx.fetch_one("SELECT CAST(LAST_INSERT_ID() AS UNSIGNED)");
+    assert_eq!(last.await.unwrap().get::<u64, _>(0), 1);
+    bench.store.commit(tx).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

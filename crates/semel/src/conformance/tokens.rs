@@ -7,7 +7,8 @@ use super::expect::{acquired, applied, superseded};
 use super::{Bench, Failure, LONG, cases, ensure, ensure_eq};
 use crate::Outcome;
 use crate::store::{
-    Fence, Nonce, OnLost, Resolution, Retention, Store as _, StoreExt as _, Token, Verdict,
+    ClaimRequest, Fence, Nonce, OnLost, Resolution, Retention, Store as _, StoreExt as _, Token,
+    Verdict,
 };
 
 cases! { "tokens";
@@ -19,6 +20,8 @@ cases! { "tokens";
         "after expiry, purging and a new claim the old token changes nothing, even if a number could repeat";
     stale_after_resolution [R4 R7]
         "after a resolution the attempt that was resolved changes nothing, whatever was decided";
+    stale_after_the_nonce_came_again [R4]
+        "a nonce that begins another attempt, after expiry or of an unknown record, brings another fence";
     forged_nonce [R4]
         "the right fence with another nonce changes nothing";
     forged_fence [R4]
@@ -79,6 +82,30 @@ async fn stale_after_expiry(bench: &Bench) -> Result<(), Failure> {
     for purge in [false, true] {
         let attempt = bench.past_retention(purge).await?;
         acquired(bench.rival(&attempt, OnLost::Hold).await?)?;
+        changes_nothing(bench, &attempt, &attempt.token).await?;
+    }
+    Ok(())
+}
+
+async fn stale_after_the_nonce_came_again(bench: &Bench) -> Result<(), Failure> {
+    let before = [
+        bench.past_retention(false).await?,
+        bench.past_retention(true).await?,
+        bench.unknown().await?,
+    ];
+    for attempt in before {
+        let request = ClaimRequest {
+            nonce: attempt.token.nonce,
+            on_lost: OnLost::Retry,
+            ..request()?
+        };
+        let claim = bench.store().claim(&attempt.identity, &request).await?;
+        let next = acquired(claim)?.token;
+        ensure!(
+            next.fence > attempt.token.fence,
+            "{next:?} after {:?}",
+            attempt.token
+        );
         changes_nothing(bench, &attempt, &attempt.token).await?;
     }
     Ok(())
