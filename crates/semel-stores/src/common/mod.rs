@@ -1,6 +1,8 @@
 //! What stores share: how they are opened and closed, who waits here, the way to a store's own
 //! thread and the disk under it, and how large an outcome may be. Nothing here knows a server or a rule of the protocol.
 
+#[cfg(any(feature = "_server", feature = "file"))]
+mod clear;
 #[cfg(any(feature = "file", feature = "sqlite"))]
 pub(crate) mod disk;
 #[cfg(any(
@@ -50,6 +52,8 @@ mod waiters;
 pub(crate) use self::gate::Gate;
 #[cfg(any(feature = "_server", feature = "file"))]
 pub(crate) use self::waiters::{Poll, Running, Waiters};
+#[cfg(any(feature = "_server", feature = "file"))]
+pub(crate) use clear::may_clear;
 pub(crate) use driver::Driver;
 pub use driver::{Migrated, Schema};
 #[cfg(feature = "_location")]

@@ -39,9 +39,7 @@ use semel::store::{
     Claim, ClaimRequest, Clear, Entry, Fence, Fenced, ListQuery, Page, Probe, Purged, Result,
     Store, Waited,
 };
-use semel::{
-    AnyStore, Clock, Identity, IdentityDigest, StoreError, StoreErrorKind, SystemClock, Timestamp,
-};
+use semel::{AnyStore, Clock, Identity, IdentityDigest, SystemClock, Timestamp};
 use tokio::sync::OnceCell;
 
 pub use self::options::{DynamoDbOptions, Purging};
@@ -50,7 +48,7 @@ use self::call::Table;
 use self::fences::Fences;
 use self::item::{Reader, Row};
 use self::watch::Sightings;
-use crate::common::{Driver, Gate, Poll, Running, Waiters, fits};
+use crate::common::{Driver, Gate, Poll, Running, Waiters, fits, may_clear};
 
 pub(crate) const DRIVER: Driver = Driver {
     check: |url| DynamoDbOptions::from_url(url).map(drop),
@@ -213,12 +211,7 @@ impl Store for DynamoDbStore {
 impl Clear for DynamoDbStore {
     async fn clear(&self, force: bool) -> Result<()> {
         let _under_way = self.gate.enter()?;
-        if !self.for_tests && !force {
-            return Err(StoreError::new(
-                StoreErrorKind::Config,
-                "this store was not opened for tests: clearing it needs force",
-            ));
-        }
+        may_clear(self.for_tests, force)?;
         scan::clear(&self.table).await
     }
 }

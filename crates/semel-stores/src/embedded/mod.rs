@@ -74,7 +74,7 @@ use tokio::sync::watch;
 
 use crate::common::queue::Queue;
 use crate::common::thread::aside;
-use crate::common::{Driver, Migrated, Poll, Running, fits};
+use crate::common::{Driver, Migrated, Poll, Running, fits, may_clear};
 use crate::{OpenError, OpenOptions};
 
 use engine::short;
@@ -379,12 +379,7 @@ impl Store for FileStore {
 impl Clear for FileStore {
     async fn clear(&self, force: bool) -> Result<()> {
         self.shared.engine()?;
-        if !self.for_tests && !force {
-            return Err(StoreError::new(
-                StoreErrorKind::Config,
-                "this store was not opened for tests: clearing it needs force",
-            ));
-        }
+        may_clear(self.for_tests, force)?;
         while self.submit(0, |on| on.clear(CLEAR_SLICE)).await?.more {}
         Ok(())
     }

@@ -52,7 +52,7 @@ use self::step::Step;
 use self::transact::Transactions;
 use crate::OpenError;
 use crate::common::pool::{Limits, Sent};
-use crate::common::{Driver, Gate, Poll, Running, Waiters};
+use crate::common::{Driver, Gate, Poll, Running, Waiters, may_clear};
 
 pub use self::options::MysqlOptions;
 pub use self::transact::MysqlTransaction;
@@ -257,11 +257,7 @@ impl Store for MysqlStore {
 impl Clear for MysqlStore {
     async fn clear(&self, force: bool) -> Result<()> {
         let _inside = self.gate.enter()?;
-        if !force && !self.for_tests {
-            return Err(error::config(
-                "only a store that was opened for tests is cleared without force",
-            ));
-        }
+        may_clear(self.for_tests, force)?;
         let clear = Step::once(self.table.clear());
         self.pool.run(clear, &mut Sent::default()).await?;
         self.waiters.wake_all();

@@ -46,11 +46,11 @@ use semel::store::{
     Claim, ClaimRequest, Clear, Entry, Fence, Fenced, ListQuery, Page, Probe, Purged, Result,
     Waited,
 };
-use semel::{AnyStore, Identity, IdentityDigest, Store, StoreError, StoreErrorKind};
+use semel::{AnyStore, Identity, IdentityDigest, Store};
 
 pub use self::options::NatsOptions;
 use self::shared::Shared;
-use crate::common::{Driver, Poll};
+use crate::common::{Driver, Poll, may_clear};
 
 pub(crate) const DRIVER: Driver = Driver {
     check: |url| NatsOptions::from_url(url).map(drop),
@@ -136,12 +136,7 @@ impl Store for NatsStore {
 impl Clear for NatsStore {
     async fn clear(&self, force: bool) -> Result<()> {
         let _step = self.0.gate.enter()?;
-        if !self.0.for_tests && !force {
-            return Err(StoreError::new(
-                StoreErrorKind::Config,
-                "this store was not opened for tests: it is emptied only with `force`",
-            ));
-        }
+        may_clear(self.0.for_tests, force)?;
         self.0.empty().await
     }
 }

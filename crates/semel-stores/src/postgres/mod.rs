@@ -49,7 +49,7 @@ use semel::store::{
     Claim, ClaimRequest, Clear, Entry, Fence, Fenced, ListQuery, Page, Probe, Purged, Result,
     Waited,
 };
-use semel::{AnyStore, Identity, IdentityDigest, Store, StoreError, StoreErrorKind, Timestamp};
+use semel::{AnyStore, Identity, IdentityDigest, Store, Timestamp};
 use tokio_postgres::Row;
 
 use self::connect::Connector;
@@ -65,7 +65,7 @@ pub use self::transact::PostgresTransaction;
 use self::transact::Transactions;
 use crate::OpenError;
 use crate::common::subscription::Subscription;
-use crate::common::{Driver, Gate, Poll, Waiters, fits};
+use crate::common::{Driver, Gate, Poll, Waiters, fits, may_clear};
 
 /// The version whose connections [`SqlxSteps`] takes.
 #[cfg(feature = "postgres-sqlx")]
@@ -252,12 +252,7 @@ impl Store for PostgresStore {
 
 impl Clear for PostgresStore {
     async fn clear(&self, force: bool) -> Result<()> {
-        if !self.tests && !force {
-            return Err(StoreError::new(
-                StoreErrorKind::Config,
-                "this store was not opened for tests: clearing it must be forced",
-            ));
-        }
+        may_clear(self.tests, force)?;
         self.read(step::clear(), |_| Ok(())).await
     }
 }

@@ -43,14 +43,14 @@ use semel::store::{
     Claim, ClaimRequest, Clear, Entry, Fence, Fenced, ListQuery, Page, Probe, Purged, Result,
     Waited,
 };
-use semel::{AnyStore, Identity, IdentityDigest, Store, StoreError, StoreErrorKind};
+use semel::{AnyStore, Identity, IdentityDigest, Store};
 
 use self::link::Link;
 pub use self::options::RedisOptions;
 use self::target::Target;
 use crate::OpenError;
 use crate::common::subscription::Subscription;
-use crate::common::{Driver, Gate, Migrated, Poll, Waiters, fits};
+use crate::common::{Driver, Gate, Migrated, Poll, Waiters, fits, may_clear};
 
 pub(crate) const DRIVER: Driver = Driver {
     check: |url| RedisOptions::new().read(url).map(drop),
@@ -180,10 +180,7 @@ impl Clear for RedisStore {
     async fn clear(&self, force: bool) -> Result<()> {
         let inner = &self.0;
         let _step = inner.gate.enter()?;
-        if !inner.options.for_tests && !force {
-            let message = "the redis store was not opened for tests: clear it with force only";
-            return Err(StoreError::new(StoreErrorKind::Config, message));
-        }
+        may_clear(inner.options.for_tests, force)?;
         inner.clear().await
     }
 }

@@ -78,7 +78,7 @@ use self::handle::{Counted, MAX_OUTCOME, Shared};
 use self::statements::Statements;
 use self::step::{Course, Kind};
 use crate::common::thread::aside;
-use crate::common::{Driver, Gate, Poll, Running, fits};
+use crate::common::{Driver, Gate, Poll, Running, fits, may_clear};
 use crate::{OpenError, OpenOptions};
 
 pub use self::options::SqliteOptions;
@@ -292,12 +292,8 @@ fn place_of(cursor: Option<&Cursor>) -> Result<i64> {
 
 impl Clear for SqliteStore {
     async fn clear(&self, force: bool) -> Result<()> {
-        if !self.for_tests && !force {
-            drop(self.gate.enter()?);
-            return Err(connect::config(
-                "this store was not opened for tests: clearing it needs force",
-            ));
-        }
+        drop(self.gate.enter()?);
+        may_clear(self.for_tests, force)?;
         self.write(Kind::Write, 0, |on, course| {
             course.wrote = true;
             on.on(sql::CLEAR)?.execute([])
