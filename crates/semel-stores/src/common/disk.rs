@@ -51,6 +51,12 @@ pub(crate) fn file(path: &Path) -> std::io::Result<Option<File>> {
     std::fs::metadata(path).map(|_| None)
 }
 
+fn is_same((device, number, born): File, opened: File) -> bool {
+    // Not every system tells the time of birth each time.
+    let is_born_then = born.zip(opened.2).is_none_or(|(born, then)| born == then);
+    (device, number) == (opened.0, opened.1) && is_born_then
+}
+
 /// Whether the path still leads to the file that `whole` was opened in; `name` is what an error calls the path.
 ///
 /// # Errors
@@ -62,7 +68,7 @@ pub(crate) fn check(
     whole: impl Display,
 ) -> Result<(), StoreError> {
     let what = match file(path) {
-        Ok(Some(found)) if found == opened => return Ok(()),
+        Ok(Some(found)) if is_same(found, opened) => return Ok(()),
         Ok(_) => "was replaced".to_owned(),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
             "was deleted or moved away".to_owned()

@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
+use semel::{StoreError, StoreErrorKind};
 
 pub(crate) struct Queue<T> {
     waiting: Mutex<Waiting<T>>,
@@ -106,4 +107,12 @@ impl<T> Queue<T> {
         waiting.steps.retain(keep);
         waiting.steps.len() < before
     }
+}
+
+/// What a caller is told whose answer never came: its step may have happened.
+pub(crate) fn lost() -> StoreError {
+    StoreError::new(
+        StoreErrorKind::Unknown,
+        "the store stopped before it answered; the step may have happened",
+    )
 }

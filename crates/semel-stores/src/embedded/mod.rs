@@ -72,7 +72,7 @@ use semel::store::{
 use semel::{AnyStore, Identity, IdentityDigest, State, StoreError, StoreErrorKind};
 use tokio::sync::watch;
 
-use crate::common::queue::Queue;
+use crate::common::queue::{Queue, lost};
 use crate::common::thread::aside;
 use crate::common::{Driver, Migrated, Poll, Running, fits, may_clear};
 use crate::{OpenError, OpenOptions};
@@ -83,7 +83,7 @@ use group::Deciding;
 pub use open::FileOptions;
 use place::is_open_to_others;
 use shared::{Seen, Shared, read};
-use step::{Step, lost, step};
+use step::{Step, step};
 
 /// Opened by `file:PATH`.
 pub(crate) const DRIVER: Driver = Driver {
@@ -221,15 +221,16 @@ impl FileStore {
             read(&*engine, (&from, keys::SETTLED.1), |entry| {
                 if entries.len() == limit || looked_at == LIST_SLICE {
                     next = last.map(|digest: IdentityDigest| cursor(&digest));
-                    return ControlFlow::Break(());
+                    return Ok(ControlFlow::Break(()));
                 }
+                let entry = entry()?;
                 looked_at += 1;
                 last = Some(entry.label.digest);
                 let record = &entry.record;
                 if record.state.kind() == query.state && !record.is_purgeable(self.shared.now()) {
                     entries.push(entry);
                 }
-                ControlFlow::Continue(())
+                Ok(ControlFlow::Continue(()))
             })?;
             // Before the engine is let go: see `reopen.rs`.
             let digests = entries.iter().map(|entry| &entry.label.digest);
@@ -299,9 +300,10 @@ impl Store for FileStore {
     }
 
     async fn purge(&self, limit: usize) -> Result<Purged> {
-        let engine = self.shared.engine()?;
+        // Nobody holds the engine while a step is waited for: see `reopen.rs`.
+        drop(self.shared.engine()?);
         if self.erased.swap(false, Ordering::Relaxed)
-            && let Err(error) = aside("semel-scrub", move || engine.scrub()).await
+            && let Err(error) = self.scrub().await
         {
             self.erased.store(true, Ordering::Relaxed);
             return Err(error);
@@ -386,6 +388,11 @@ impl Clear for FileStore {
 }
 
 impl FileStore {
+    async fn scrub(&self) -> Result<()> {
+        let engine = self.shared.engine()?;
+        aside("semel-scrub", move || engine.scrub()).await
+    }
+
     fn join(&self) {
         if let Some(thread) = self.thread.lock().take() {
             // Whatever ended it, callers were told.

@@ -211,31 +211,27 @@ pub(super) fn read_settled(
 pub(super) fn read_open(engine: &dyn Engine) -> Result<OpenRecords> {
     let mut open = BTreeMap::new();
     read(engine, keys::OPEN, |entry| {
+        let entry = entry()?;
         open.insert(entry.label.digest, Arc::new(entry));
-        ControlFlow::Continue(())
+        Ok(ControlFlow::Continue(()))
     })?;
     Ok(open)
 }
 
-/// Visits the records whose keys are in this range, until the visitor breaks.
+/// Visits the records whose keys are in this range, until the visitor breaks. It is given what reads one.
 pub(super) fn read(
     engine: &dyn Engine,
     (from, to): (&[u8], &[u8]),
-    mut visit: impl FnMut(Entry) -> ControlFlow<()>,
+    mut visit: impl FnMut(&dyn Fn() -> Result<Entry>) -> Result<ControlFlow<()>>,
 ) -> Result<()> {
-    let mut damage = None;
-    engine.scan(
-        from,
-        to,
-        &mut |key, value| match decode(&value, &key[1..]) {
-            Ok(entry) => visit(entry),
-            Err(e) => {
-                damage = Some(e);
-                ControlFlow::Break(())
-            }
-        },
-    )?;
-    damage.map_or(Ok(()), Err)
+    let mut visited = Ok(());
+    engine.scan(from, to, &mut |key, value| {
+        visit(&|| decode(&value, &key[1..])).unwrap_or_else(|e| {
+            visited = Err(e);
+            ControlFlow::Break(())
+        })
+    })?;
+    visited
 }
 
 /// Reads a record's bytes, and checks that they are whose they should be.

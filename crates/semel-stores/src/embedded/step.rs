@@ -1,10 +1,10 @@
 //! Steps as they travel to the committer, and their answers on the way back.
 
 use semel::store::Result;
-use semel::{StoreError, StoreErrorKind};
 use tokio::sync::oneshot;
 
 use super::group::Deciding;
+use crate::common::queue::lost;
 
 pub(super) trait Step: Send {
     /// Decides it. Its answer waits for its group to be on disk.
@@ -58,12 +58,4 @@ where
     fn bytes(&self) -> usize {
         self.bytes
     }
-}
-
-/// What a caller is told whose answer never came: its step may have happened.
-pub(super) fn lost() -> StoreError {
-    StoreError::new(
-        StoreErrorKind::Unknown,
-        "the store stopped before it answered; the step may have happened",
-    )
 }

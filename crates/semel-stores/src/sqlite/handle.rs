@@ -15,11 +15,11 @@ use super::clock::Time;
 use super::connect::Place;
 use super::reader::Reader;
 use super::statements::Statements;
-use super::step::{Course, Kind, Step, lost};
+use super::step::{Course, Kind, Step};
 use super::transact::Lending;
 use super::writer::Writer;
 use super::{SqliteStore, error};
-use crate::common::queue::Queue;
+use crate::common::queue::{Queue, lost};
 use crate::common::thread::spawn;
 use crate::common::{Gate, Waiters};
 

@@ -9,7 +9,7 @@ use rusqlite::{Connection, Result};
 use semel::StoreError;
 
 use super::connect::Role;
-use super::error::{self, Phase, told};
+use super::error;
 use super::handle::{Shared, closing};
 use super::statements::Statements;
 use super::step::{Course, Step};
@@ -93,7 +93,7 @@ impl Reader {
                         Ok(()) => step.job.answer(Ok(())),
                         Err(e) if step.has_to_write(&e) => self.hand_on(step),
                         Err(e) => {
-                            step.job.answer(Err(told(&e, Phase::Before)));
+                            step.job.answer(Err(self.shared.place.failed(&e)));
                             broken = broken.and(keep(e));
                         }
                     }
@@ -101,7 +101,7 @@ impl Reader {
             }
             Err(e) => {
                 for step in steps {
-                    step.job.answer(Err(told(&e, Phase::Before)));
+                    step.job.answer(Err(self.shared.place.failed(&e)));
                 }
                 broken = keep(e);
             }

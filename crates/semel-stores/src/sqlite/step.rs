@@ -9,6 +9,7 @@ use tokio::sync::oneshot;
 
 use super::clock::Time;
 use super::statements::Statements;
+use crate::common::queue::lost;
 
 /// What a step is to the thread that takes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -237,12 +238,4 @@ pub(super) fn purge(
     course.wrote |= removed > 0;
     let more = on.purgeable(course.now)?;
     Ok(Purged { removed, more })
-}
-
-/// What a caller is told whose answer never came.
-pub(super) fn lost() -> StoreError {
-    StoreError::new(
-        StoreErrorKind::Unknown,
-        "the store stopped before it answered; the step may have happened",
-    )
 }

@@ -207,3 +207,26 @@ async fn a_layout_that_is_not_known_is_refused() {
         .insert("somebody else's".into(), Bytes::new());
     assert!(fake.open(FileOptions::new()).is_err());
 }
+
+/// The record that ends a page belongs to the next one.
+#[tokio::test]
+async fn a_page_before_a_damaged_record_is_listed() {
+    let (fake, store) = store();
+    let mut digests = Vec::new();
+    for n in 0..6 {
+        let key = format!("k{n}");
+        settle(&store, &key).await;
+        digests.push(*identity(&key).digest());
+    }
+    digests.sort_unstable();
+    let key = [b"s", &digests[3].as_bytes()[..]].concat();
+    let damaged = Bytes::from_static(b"damaged");
+    assert!(fake.map.lock().insert(key, damaged).is_some());
+    let mut query = ListQuery::new(StateKind::Completed);
+    query.limit = 3;
+    let page = store.list(&query).await.unwrap();
+    assert_eq!(page.entries.len(), 3);
+    query.after = page.next;
+    let next = store.list(&query).await.unwrap_err();
+    assert_eq!(next.kind(), StoreErrorKind::Corrupt);
+}

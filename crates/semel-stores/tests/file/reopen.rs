@@ -1,16 +1,19 @@
 //! After a commit that failed: opened again, as from the disk.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use semel::guard::{Asked, Guard, OnStoreError, Policy};
 use semel::store::{Claim, Fenced, ListQuery, StoreExt as _, Waited};
 use semel::{StateKind, Store, StoreErrorKind};
 use semel_stores::{FileOptions, FileStore};
+use tokio::time::timeout;
 
 use super::fake::{Fake, Fault, spawn_complete, store};
-use super::{acquire, complete, identity, replayed, request, settle};
+use super::{acquire, complete, identity, open, replayed, request, settle};
 
 async fn until_open(store: &FileStore) {
     while store.probe().await.is_err() {
@@ -181,6 +184,34 @@ async fn a_claim_of_the_failed_commit_is_won_by_its_own_nonce() {
         panic!("the claim is lost to itself");
     };
     complete(&store, "k", &mine.token, b"answer").await;
+}
+
+/// A purge that waits, and that nobody polls, holds nothing.
+#[tokio::test]
+async fn it_opens_again_beside_a_purge_that_nobody_polls() {
+    let (fake, store) = store();
+    settle(&store, "done").await;
+    let mut purge = pin!(store.purge(10));
+    let mut here = Context::from_waker(Waker::noop());
+    assert!(purge.as_mut().poll(&mut here).is_pending());
+    *fake.fault.lock() = Fault::Sync;
+    let failed = store.claim(&identity("new"), &request()).await;
+    assert_eq!(failed.unwrap_err().kind(), StoreErrorKind::Unknown);
+    *fake.fault.lock() = Fault::None;
+    let opened = timeout(Duration::from_secs(4), until_open(&store));
+    opened.await.expect("the purge holds the engine");
+}
+
+#[tokio::test]
+async fn the_directory_is_free_after_closing_beside_a_purge_that_nobody_polls() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path());
+    settle(&store, "k").await;
+    let mut purge = pin!(store.purge(10));
+    let mut here = Context::from_waker(Waker::noop());
+    assert!(purge.as_mut().poll(&mut here).is_pending());
+    store.close().await.unwrap();
+    FileOptions::new().open(directory.path()).unwrap();
 }
 
 /// The disk said no, and shows the batch all the same: whatever is built on it afterwards is lost
