@@ -282,6 +282,18 @@ mod tests {
         answer.unwrap_or_else(|failed| panic!("{:?}", failed.error()))
     }
 
+    static BODY: [u8; 1 << 16] = [b'x'; 1 << 16];
+    const ACCEPTED: &str = "HTTP/1.1 202 Accepted\r\ncontent-length: 0\r\n\r\n";
+
+    /// A connection whose request was answered before the upstream had taken it, and the upstream's end.
+    async fn answered_early() -> (Driven, DuplexStream) {
+        let (ours, mut theirs) = duplex(1 << 12);
+        let mut driven = begun(ours).await;
+        answered(&mut driven, post(&BODY), &mut theirs, ACCEPTED, 0).await;
+        assert!(driven.is_stuck());
+        (driven, theirs)
+    }
+
     async fn begun(stream: DuplexStream) -> Driven {
         Driven::begin(TokioIo::new(stream), 1 << 14).await.unwrap()
     }
@@ -309,12 +321,7 @@ mod tests {
     /// In nobody's hands, and the connection takes another one then.
     #[tokio::test(start_paused = true)]
     async fn a_request_that_was_answered_early_is_sent_to_its_end() {
-        static BODY: [u8; 1 << 16] = [b'x'; 1 << 16];
-        let answer = "HTTP/1.1 202 Accepted\r\ncontent-length: 0\r\n\r\n";
-        let (ours, mut theirs) = duplex(1 << 12);
-        let mut driven = begun(ours).await;
-        answered(&mut driven, post(&BODY), &mut theirs, answer, 0).await;
-        assert!(driven.is_stuck());
+        let (mut driven, mut theirs) = answered_early().await;
         assert!(driven.goes_on());
         let (mut came, mut buffer) = (0, [0; 1 << 12]);
         while let Ok(read) = timeout(Duration::from_secs(1), theirs.read(&mut buffer)).await {
@@ -325,7 +332,7 @@ mod tests {
         }
         assert!(came >= BODY.len() - 1024, "{came} bytes");
         assert!(driven.is_ready());
-        answered(&mut driven, post(b"once"), &mut theirs, answer, 0).await;
+        answered(&mut driven, post(b"once"), &mut theirs, ACCEPTED, 0).await;
         drop(driven);
         let end = timeout(Duration::from_secs(1), theirs.read_to_end(&mut Vec::new())).await;
         end.unwrap().unwrap();
@@ -334,12 +341,7 @@ mod tests {
     /// Nobody waits for what is left of its request, and the upstream takes nothing.
     #[tokio::test(start_paused = true)]
     async fn a_connection_that_was_dropped_ends_though_the_upstream_stands_still() {
-        static BODY: [u8; 1 << 16] = [b'x'; 1 << 16];
-        let answer = "HTTP/1.1 202 Accepted\r\ncontent-length: 0\r\n\r\n";
-        let (ours, mut theirs) = duplex(1 << 12);
-        let mut driven = begun(ours).await;
-        answered(&mut driven, post(&BODY), &mut theirs, answer, 0).await;
-        assert!(driven.is_stuck());
+        let (driven, mut theirs) = answered_early().await;
         drop(driven);
         tokio::time::sleep(2 * LONGEST_END).await;
         // Nothing but what was written before is still to come.
