@@ -18,7 +18,7 @@ use semel::{AnyStore, Fingerprint, Identity, Key, Outcome, Scope, StoreError, St
 use semel_testkit::proxy::{Fault, Proxy};
 use semel_testkit::servers::Server;
 use tokio::task::JoinSet;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 const LONG: Duration = Duration::from_hours(1);
 
@@ -130,12 +130,16 @@ pub(crate) async fn others_came_after<S: Store>(proxy: &Proxy, store: S, direct:
         let brief = Retention::new(Duration::from_millis(50));
         store.complete(&digest, &token, &outcome, brief).await
     });
-    let next = loop {
-        match direct.claim(&one, &request()).await.unwrap() {
-            Claim::Acquired(next) => break next.token,
-            _ => sleep(Duration::from_millis(10)).await,
+    let coming = async {
+        loop {
+            match direct.claim(&one, &request()).await.unwrap() {
+                Claim::Acquired(next) => break next.token,
+                _ => sleep(Duration::from_millis(10)).await,
+            }
         }
     };
+    let next = timeout(Duration::from_secs(30), coming).await;
+    let next = next.expect("the completion arrives, and its retention ends");
     proxy.set(Fault::None);
     if cut {
         proxy.cut();

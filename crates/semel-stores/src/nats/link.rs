@@ -163,20 +163,29 @@ impl Link {
             Err(e) => match e.kind() {
                 PublishErrorKind::WrongLastSequence => Ok(None),
                 PublishErrorKind::StreamNotFound => Err(Trouble::Nobody(self.nobody())),
-                PublishErrorKind::MaxPayloadExceeded => Err(Trouble::Final(error(
-                    StoreErrorKind::TooLarge,
-                    format!(
-                        "the record is larger than this NATS server takes (max_payload is {} \
-                         bytes): raise that, or keep less",
-                        self.client.max_payload()
-                    ),
-                ))),
+                PublishErrorKind::MaxPayloadExceeded => Err(Trouble::Final(self.too_large())),
                 _ => match cause::<jetstream::Error>(&e) {
                     Some(said) => refused_write(said),
                     None => Err(Trouble::Silence(self.silence().with_source(e))),
                 },
             },
         }
+    }
+
+    /// How long a message may be, with its headers.
+    pub(super) fn most(&self) -> usize {
+        self.client.max_payload()
+    }
+
+    pub(super) fn too_large(&self) -> StoreError {
+        error(
+            StoreErrorKind::TooLarge,
+            format!(
+                "the record is larger than this NATS server takes (max_payload is {} bytes): raise \
+                 that, or keep less",
+                self.most()
+            ),
+        )
     }
 
     /// The last message of a key, from the leader.

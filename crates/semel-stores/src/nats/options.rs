@@ -259,8 +259,15 @@ fn login(url: &Url, token: Option<String>) -> Option<Login> {
     }
 }
 
-/// Text without its percent-encoding.
+/// Text without its percent-encoding; `None` where that is not whole.
 fn decoded(text: &str) -> Option<String> {
+    let is_byte = |code: &str| {
+        let digits = code.as_bytes().get(..2);
+        digits.is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit))
+    };
+    if !text.split('%').skip(1).all(is_byte) {
+        return None;
+    }
     let decoded = percent_decode_str(text).decode_utf8().ok()?;
     Some(decoded.into_owned())
 }

@@ -18,6 +18,9 @@ use crate::common::doubt::undoubted;
 /// How often a read that must be stale is done again.
 const STALE_READS: u32 = 4;
 
+/// What is left free in a message beside a record in flight.
+const ROOM: usize = 256;
+
 /// What is under a key.
 struct Found {
     /// What the next write expects; 0: there was no message.
@@ -143,7 +146,7 @@ impl Shared {
         let mut effort = self.effort();
         let remembered = self.seen.written(identity).map(|row| Found {
             revision: row.revision,
-            row: Some(Box::new(row)),
+            row: Some(row),
             is_remembered: true,
         });
         let pursued = self.pursue(&mut effort, identity, remembered, decide);
@@ -271,6 +274,12 @@ impl Shared {
         };
         let value = frame::encode(&entry, lease, is_new);
         let link = &self.link;
+        // An attempt that is held is to be held on, and marked: later values are a little longer.
+        let grows =
+            is_new || replaced.is_some_and(|before| before.progress != entry.record.progress);
+        if grows && entry.record.state == State::InFlight && value.len() + ROOM > link.most() {
+            return Err(effort.failed(link.too_large()));
+        }
         let connected = link.connected(effort.until).await;
         connected.map_err(|e| effort.failed(e))?;
         let put = link.put(&identity, expected, value, effort.patience());
@@ -289,7 +298,6 @@ impl Shared {
             Err(Trouble::Final(e)) => return Err(effort.failed(e)),
         };
         let Some(revision) = stored else {
-            self.seen.forget(&identity);
             return Ok(None);
         };
         let record = &mut entry.record;

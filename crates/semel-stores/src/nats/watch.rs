@@ -67,11 +67,14 @@ async fn follow(shared: &Shared, up: &Up) {
         return;
     };
     up.begins();
-    let mut count = 0;
+    let (mut count, mut waited) = (0, Instant::now());
     loop {
         let next = link.answered(LINGER, messages.next()).await;
+        if !shared.waiters.is_empty() {
+            waited = Instant::now();
+        }
         // What was sent while there was no connection is lost.
-        if link.losses() != losses {
+        if link.losses() != losses || waited.elapsed() >= LINGER {
             break;
         }
         match next {
@@ -88,8 +91,8 @@ async fn follow(shared: &Shared, up: &Up) {
                 }
             }
             // Nothing has changed for long.
-            Err(_) if !shared.waiters.is_empty() => {}
-            // Nobody waits, or its heartbeat has stopped.
+            Err(_) => {}
+            // Its heartbeat has stopped.
             _ => break,
         }
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use async_nats::jetstream::stream::{Config, DiscardPolicy};
 use semel::store::{Claim, Clear as _, Durability, Fenced, Store as _, StoreExt as _};
-use semel::{Outcome, StoreErrorKind};
+use semel::{FinishedStep, Outcome, StoreErrorKind};
 use semel_stores::{NatsOptions, OpenError, Schema};
 use semel_testkit::servers::{Kind, Nats, NatsRelease, Server as _, shared};
 
@@ -274,6 +274,33 @@ async fn large_outcomes() {
         panic!("not replayed");
     };
     assert_eq!(outcome.body().map(|b| b.len()), Some((1 << 20) - 2_000));
+}
+
+/// Later messages of an attempt are a little longer: what is kept leaves room for them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_attempt_with_as_many_steps_as_fit_is_held_on() {
+    let own = Own::start("jetstream { store_dir: \"DATA\" }\nmax_payload: 8192");
+    let mut kept = Vec::new();
+    for size in [7600].into_iter().chain(7925..7945) {
+        let store = open(&format!("nats://{}/b{size}", own.address)).await;
+        let identity = identity("held on");
+        let token = acquire(&store, &identity, LONG).await;
+        let step = FinishedStep::new("s", &vec![7; size]).unwrap();
+        let keeping = store.keep_step(identity.digest(), &token, &step, 0);
+        match keeping.await {
+            Ok(_) => kept.push(size),
+            Err(error) => assert_eq!(error.kind(), StoreErrorKind::TooLarge, "{error}"),
+        }
+        // The header with the revision gets a digit more.
+        for n in 2..12 {
+            let renewed = store.renew(identity.digest(), &token, n * LONG).await;
+            assert_eq!(renewed.unwrap(), Fenced::Applied, "{size}");
+        }
+        let marked = store.mark_unknown(identity.digest(), &token).await;
+        assert_eq!(marked.unwrap(), Fenced::Applied, "{size}");
+        store.close().await.unwrap();
+    }
+    assert!(kept.contains(&7600), "{kept:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -217,3 +217,28 @@ async fn no_claim_is_lost_to_a_purge() {
     println!("{won} claims won, {removed} records purged meanwhile");
     assert!(won > 50 && removed > 10, "{won} won, {removed} removed");
 }
+
+/// A duplicate in the same process that is refused takes nothing from the attempt.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_attempts_steps_take_one_beside_a_rival_of_its_own_handle() {
+    let server = Nats::start().unwrap();
+    let proxy = Proxy::start(server.address()).unwrap();
+    let url = with_bucket(&server.url_through(proxy.address()), &unique("rivals"));
+    let store = open(&url).await;
+    let mut counts = Vec::new();
+    for round in 0..25 {
+        let one = identity(&format!("one-{round}"));
+        let requests = [request(LONG), request(LONG)];
+        let [first, second] = requests.each_ref().map(|asked| store.claim(&one, asked));
+        let (first, second) = tokio::join!(first, second);
+        let claims = [first.unwrap(), second.unwrap()];
+        let won = claims.iter().find_map(|claim| match claim {
+            Claim::Acquired(won) => Some(won.token),
+            _ => None,
+        });
+        let (n, done) = trips(&proxy, complete(&store, &one, &won.unwrap())).await;
+        assert_eq!(done.unwrap(), Fenced::Applied);
+        counts.push(n);
+    }
+    assert_eq!(usual(counts), 1);
+}

@@ -40,6 +40,10 @@ fn what_is_refused_is_explained_without_secrets() {
             "nats://u:sesame@localhost/semel?token=sesame",
             "either a user and password",
         ),
+        (
+            "nats://u:sesame%of@localhost/semel",
+            "percent-encoded where",
+        ),
         ("nats://u:sesame@local host/semel", "followed by no URL"),
     ] {
         let error = check_url(url).expect_err(url).to_string();
