@@ -16,8 +16,10 @@ use tokio::time::{Instant, sleep};
 use super::doubt::{undoubted, undoubted_claim};
 use super::pool::{Pool, Sent, Wire};
 
-/// How many requests a step may take where others change its record all the time: two for each try.
-pub(crate) const TURNS: u32 = 40;
+/// How often a step is tried where others change its record all the time.
+pub(crate) const TRIES: u32 = 20;
+/// How many requests that may take: a look, and what follows from it.
+pub(crate) const TURNS: u32 = 2 * TRIES;
 
 /// What a database is asked for. Each is one atomic step there.
 pub(crate) enum Request<'a> {
@@ -32,7 +34,9 @@ pub(crate) enum Request<'a> {
 /// Puts a record in the place of another, if that is as it was read.
 pub(crate) struct Replacement {
     pub(crate) seen: Record,
-    /// Where it has another nonce, its fence is the database's to give, above that of `seen`. Its note is to be written only where it is in flight: what is read for a decision has none.
+    /// Where it is [unknown](semel::State::Unknown) it is the same attempt, and keeps its fence; otherwise that
+    /// is the database's to give, above that of `seen`. Its note is to be written only where it is in flight:
+    /// what is read for a decision has none.
     pub(crate) next: Record,
 }
 
@@ -220,24 +224,27 @@ impl<W: Recorder> Pool<W> {
             let answer = self.run_by(deadline, step, sent).await?;
             let reply = self.wire().reply(&request, &answer);
             let reply = reply.map_err(|error| sent.error(error))?;
-            let missed = matches!(reply, Reply::Missed);
-            if let Some(answer) = exchange.take(reply) {
+            if let Some(answer) = follow(&mut exchange, reply, turn).await {
                 return Ok(answer);
-            }
-            if missed {
-                pause(turn).await;
             }
         }
         Err(sent.error(restless()))
     }
 }
 
-/// Rivals follow one another closely: out of step with them. Not between a look and what follows from it, which
-/// would be old by then.
-pub(crate) async fn pause(turn: u32) {
-    if turn > 2 {
+/// What the reply answers, or a pause before the next request, where rivals follow one another closely: out of
+/// step with them. Not between a look and what follows from it, which would be old by then.
+pub(crate) async fn follow<E: Exchange>(
+    exchange: &mut E,
+    reply: Reply,
+    turn: u32,
+) -> Option<E::Answer> {
+    let missed = matches!(reply, Reply::Missed);
+    let answer = exchange.take(reply);
+    if answer.is_none() && missed && turn > 2 {
         sleep(Duration::from_millis(1 << turn.min(6))).await;
     }
+    answer
 }
 
 /// Others came in between each time.

@@ -20,7 +20,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use super::MysqlStore;
 use super::error::{self, Effect, Failure};
 use super::step::{Answer, Step};
-use crate::common::exchange::{Changing, Exchange as _, Reply, Request, TURNS, pause, restless};
+use crate::common::exchange::{Changing, Exchange as _, Reply, Request, TURNS, follow, restless};
 
 /// How long an open transaction may stand idle before the server ends it, in seconds. MySQL's limit is one
 /// for all idle sessions: those that lie in the pool end too, where the pool does not close them before.
@@ -179,11 +179,7 @@ impl MysqlStore {
         transaction: &mut MysqlTransaction,
         sql: String,
     ) -> Result<MySqlQueryResult, Failure> {
-        let sent = transaction.execute(AssertSqlSafe(sql));
-        match timeout(self.transactions.timeout, sent).await {
-            Ok(done) => done.map_err(failed),
-            Err(_) => Err(Failure::Broken(error::timed_out(Effect::Reads, true))),
-        }
+        self.within(transaction.execute(AssertSqlSafe(sql))).await
     }
 
     pub(super) async fn fetch(
@@ -191,9 +187,14 @@ impl MysqlStore {
         transaction: &mut MysqlTransaction,
         sql: String,
     ) -> Result<Option<MySqlRow>, Failure> {
-        let read = transaction.fetch_optional(AssertSqlSafe(sql));
-        match timeout(self.transactions.timeout, read).await {
-            Ok(row) => row.map_err(failed),
+        self.within(transaction.fetch_optional(AssertSqlSafe(sql)))
+            .await
+    }
+
+    /// A statement of a transaction: whatever becomes of it, nothing is committed by it.
+    async fn within<T>(&self, sent: impl Future<Output = Result<T, Error>>) -> Result<T, Failure> {
+        match timeout(self.transactions.timeout, sent).await {
+            Ok(done) => done.map_err(|error| error::sent(error, Effect::Reads)),
             Err(_) => Err(Failure::Broken(error::timed_out(Effect::Reads, true))),
         }
     }
@@ -227,10 +228,6 @@ impl MysqlStore {
     }
 }
 
-pub(super) fn failed(error: Error) -> Failure {
-    error::sent(error, Effect::Reads)
-}
-
 impl Transactional for MysqlStore {
     type Transaction = MysqlTransaction;
 
@@ -250,14 +247,12 @@ impl Transactional for MysqlStore {
         let mut changing = Changing::once(identity, change);
         for turn in 0..TURNS {
             let reply = self.reply(transaction, &changing.request()).await?;
-            let Some(fenced) = changing.take(reply) else {
-                pause(turn).await;
-                continue;
-            };
-            if fenced == Fenced::Applied && change.ends_attempt() {
-                transaction.ends.push(*identity);
+            if let Some(fenced) = follow(&mut changing, reply, turn).await {
+                if fenced == Fenced::Applied && change.ends_attempt() {
+                    transaction.ends.push(*identity);
+                }
+                return Ok(fenced);
             }
-            return Ok(fenced);
         }
         Err(TransactionError::Conflict(restless()))
     }

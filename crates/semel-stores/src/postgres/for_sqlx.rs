@@ -27,7 +27,7 @@ use super::sql::Sql;
 use super::step::{self, Step};
 use super::table::Table;
 use super::{LARGEST, error};
-use crate::common::exchange::{Changing, Claiming, Exchange, TURNS, pause, restless};
+use crate::common::exchange::{Changing, Claiming, Exchange, TURNS, follow, restless};
 use crate::common::fits;
 
 /// The steps of a [`PostgresStore`](super::PostgresStore), on a connection or in a transaction of
@@ -193,10 +193,9 @@ impl SqlxSteps {
                 let request = exchange.request();
                 let rows = self.run(on, &step::of(&request)).await?;
                 let reply = step::reply(&request, &rows)?;
-                if let Some(answer) = exchange.take(reply) {
+                if let Some(answer) = follow(&mut exchange, reply, turn).await {
                     return Ok(answer);
                 }
-                pause(turn).await;
             }
             Err(restless())
         };

@@ -23,7 +23,7 @@ use super::options::PostgresOptions;
 use super::pool::Wire as _;
 use super::step::{self, Step};
 use super::{LARGEST, PostgresStore};
-use crate::common::exchange::{Changing, Exchange as _, Request, TURNS, pause, restless};
+use crate::common::exchange::{Changing, Exchange as _, Request, TURNS, follow, restless};
 use crate::common::pool::silent;
 use crate::common::{fits, fitting};
 
@@ -181,10 +181,9 @@ impl PostgresTransaction {
             let request = changing.request();
             let rows = self.run(with, &step::of(&request)).await?;
             let reply = step::reply(&request, &rows).map_err(TransactionError::NotCommitted)?;
-            if let Some(fenced) = changing.take(reply) {
+            if let Some(fenced) = follow(&mut changing, reply, turn).await {
                 return Ok(fenced);
             }
-            pause(turn).await;
         }
         Err(TransactionError::Conflict(restless()))
     }

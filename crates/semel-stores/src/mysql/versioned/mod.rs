@@ -27,7 +27,7 @@ use super::error::Failure;
 use super::row::Reader;
 use super::step::Step;
 use super::transact::{MysqlTransaction, before};
-use crate::common::exchange::{TURNS, restless};
+use crate::common::exchange::{TRIES, restless};
 use crate::common::pool::Sent;
 use crate::common::versioned::answer;
 
@@ -125,7 +125,7 @@ impl VersionedStore for MysqlStore {
             format!("{sql};{}", self.table.was_set(key))
         };
         let mut sent = Sent::default();
-        for _ in 0..TURNS {
+        for _ in 0..TRIES {
             let done = self.pool.run(Step::once(packet.clone()), &mut sent).await?;
             let latest = match (done.rows.first(), puts) {
                 (Some(row), true) => Some(after_put(Reader::new(row).value()?, &change)),
@@ -161,7 +161,7 @@ impl VersionedIn for MysqlStore {
         let change = Change::new(expected, Nonce::random()?, value.as_ref());
         let (puts, sql) = write(self, key, &change, value.as_ref())?;
         self.pool.fits(&sql)?;
-        for _ in 0..TURNS {
+        for _ in 0..TRIES {
             let done = self.ask(transaction, sql.clone()).await;
             let done = done.map_err(store_error)?;
             let latest = if puts {

@@ -24,7 +24,7 @@ use super::row::{self, Param, array, escaped};
 use super::sql::Kind;
 use super::step::{self, Step};
 use super::{PostgresStore, PostgresTransaction};
-use crate::common::exchange::{TURNS, restless};
+use crate::common::exchange::{TRIES, restless};
 use crate::common::versioned::answer;
 
 fn step(kind: Kind, key: &NaturalKey, rest: impl IntoIterator<Item = Param>) -> Step {
@@ -128,7 +128,7 @@ impl VersionedStore for PostgresStore {
         let _step = self.gate.enter()?;
         let step = write(key, &change, value)?;
         let mut sent = Sent::default();
-        for _ in 0..TURNS {
+        for _ in 0..TRIES {
             let rows = self.pool.run(step.clone(), &mut sent).await?;
             if let Some(answer) = answer(latest(&rows)?.as_ref(), &change, sent.in_doubt()) {
                 return answer;
@@ -157,7 +157,7 @@ impl VersionedIn for PostgresStore {
     ) -> Result<Version, WriteError> {
         let change = Change::new(expected, Nonce::random()?, value.as_ref());
         let step = write(key, &change, value)?;
-        for _ in 0..TURNS {
+        for _ in 0..TRIES {
             let rows = self.run_in(transaction, &step).await?;
             if let Some(answer) = answer(latest(&rows)?.as_ref(), &change, false) {
                 return answer;
