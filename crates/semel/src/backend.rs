@@ -242,7 +242,7 @@ impl<B: Backend> Recorded<B> {
             }
         }
         Err(StoreError::new(
-            StoreErrorKind::NotApplied,
+            StoreErrorKind::Contended,
             format!("the record changed each of the {TRIES} times that it was to be written"),
         ))
     }

@@ -9,6 +9,9 @@ use std::fmt;
 pub enum StoreErrorKind {
     /// The step did not happen; it may be tried again.
     NotApplied,
+    /// Others changed the record, or had it locked, whenever the step was tried: it did not happen, and may be tried
+    /// again. The store is there, so nobody runs without its protection (protocol rule R9).
+    Contended,
     /// The step may have happened: a time-out, a broken connection, a failed sync. Trying again is
     /// safe with the same nonce or token only.
     Unknown,
@@ -68,10 +71,8 @@ impl StoreError {
 
     /// Whether the store may do later what it did not do now.
     pub const fn is_retryable(&self) -> bool {
-        matches!(
-            self.kind,
-            StoreErrorKind::NotApplied | StoreErrorKind::Unknown | StoreErrorKind::Capacity
-        )
+        use StoreErrorKind::{Capacity, Contended, NotApplied, Unknown};
+        matches!(self.kind, NotApplied | Contended | Unknown | Capacity)
     }
 }
 

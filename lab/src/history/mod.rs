@@ -234,6 +234,7 @@ impl From<StoreErrorKind> for Failed {
     fn from(kind: StoreErrorKind) -> Self {
         match kind {
             StoreErrorKind::NotApplied
+            | StoreErrorKind::Contended
             | StoreErrorKind::Capacity
             | StoreErrorKind::TooLarge
             | StoreErrorKind::Config => Self::Not,

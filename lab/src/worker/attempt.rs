@@ -7,7 +7,7 @@ use semel::store::{
     Acquired, Claim, ClaimRequest, Fence, Fenced, Nonce, Resolution, Result, StoreExt as _, Token,
     Verdict,
 };
-use semel::{Fingerprint, FinishedStep, Outcome, OutcomeKind, Store, StoreErrorKind};
+use semel::{Fingerprint, FinishedStep, Outcome, OutcomeKind, Store};
 use tokio::time::sleep;
 
 use super::{Traits, Worker};
@@ -21,13 +21,7 @@ async fn repeated<T, F: Future<Output = Result<T>>>(step: impl Fn() -> F) -> Res
     let mut tries = 0;
     loop {
         match step().await {
-            Err(error)
-                if tries < REPEATS
-                    && matches!(
-                        error.kind(),
-                        StoreErrorKind::NotApplied | StoreErrorKind::Unknown
-                    ) =>
-            {
+            Err(error) if tries < REPEATS && error.is_retryable() => {
                 sleep(PAUSE * 3_u32.pow(tries)).await;
                 tries += 1;
             }

@@ -183,6 +183,7 @@ impl Health {
         match self.writes(store).await {
             Ok(true) => Some(Condition::Up),
             Ok(false) => None,
+            Err(error) if error.kind() == StoreErrorKind::Contended => None,
             Err(error) => Some(condition_of(&error)),
         }
     }

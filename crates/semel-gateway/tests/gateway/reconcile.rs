@@ -319,8 +319,13 @@ async fn an_endpoint_that_is_not_there_leaves_it_unknown() {
         order(gateway.address, KEY).await.problem(),
         "outcome-unknown"
     );
-    let name = "semel_reconcile_questions_total{answer=\"failed\"}";
-    assert_eq!(metric(&gateway, name).await, 3);
+    let mut asked = 0;
+    // On a busy machine a refusal may take as long as a question may.
+    for answer in ["failed", "timed_out"] {
+        let name = format!("semel_reconcile_questions_total{{answer=\"{answer}\"}}");
+        asked += metric(&gateway, &name).await;
+    }
+    assert_eq!(asked, 3);
     assert!(
         gateway.log().contains("Connection refused"),
         "{}",
@@ -396,7 +401,8 @@ async fn it_gives_up_and_says_so() {
     order(gateway.address, KEY).await;
     metric_becomes(&gateway, "semel_reconcile_given_up", 1).await;
     sleep(Duration::from_millis(300)).await;
-    assert_eq!(endpoint.questions().len(), 2);
+    let questions = endpoint.questions();
+    assert_eq!(questions.len(), 2, "{questions:?} {}", gateway.log());
     let name = "semel_events_total{event=\"reconcile_gave_up\"}";
     assert_eq!(metric(&gateway, name).await, 1);
     assert!(gateway.log().contains("given up"), "{}", gateway.log());

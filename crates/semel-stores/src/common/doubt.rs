@@ -53,10 +53,9 @@ pub(crate) fn undoubted_claim(
 /// The error of a step whose last trip met it; `in_doubt`: an earlier sending of it may have been applied.
 #[cfg(any(feature = "dynamodb", feature = "redis"))]
 pub(crate) fn doubtful(error: StoreError, in_doubt: bool) -> StoreError {
+    use StoreErrorKind::{Capacity, Config, Contended, NotApplied};
     match error.kind() {
-        StoreErrorKind::NotApplied | StoreErrorKind::Capacity | StoreErrorKind::Config
-            if in_doubt =>
-        {
+        NotApplied | Contended | Capacity | Config if in_doubt => {
             let message = format!("{error}; an earlier try may have happened");
             StoreError::new(StoreErrorKind::Unknown, message).with_source(error)
         }

@@ -250,7 +250,7 @@ pub(crate) async fn follow<E: Exchange>(
 /// Others came in between each time.
 pub(crate) fn restless() -> StoreError {
     StoreError::new(
-        StoreErrorKind::NotApplied,
+        StoreErrorKind::Contended,
         "the record was locked, or changed, whenever the step was tried",
     )
 }

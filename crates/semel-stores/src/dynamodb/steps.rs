@@ -214,7 +214,7 @@ fn held(token: Token, has_steps: bool) -> Option<Record> {
 
 pub(super) fn unsettled() -> StoreError {
     StoreError::new(
-        StoreErrorKind::NotApplied,
+        StoreErrorKind::Contended,
         format!("the record changed each of the {ROUNDS} times that it was looked at"),
     )
 }

@@ -128,11 +128,11 @@ pub(super) fn sent(error: Error, effect: Effect) -> Failure {
         // that was written since the statement, or its transaction, first looked. 1062: a rival's claim came
         // between a claim's look and its insert.
         1020 | 1062 | 1213 => Failure::Deadlock(new(
-            StoreErrorKind::NotApplied,
+            StoreErrorKind::Contended,
             format!("rolled back by deadlocks or rivals on every retry: {said}"),
         )),
         1205 | 1206 | 3572 => Failure::Locked(new(
-            StoreErrorKind::NotApplied,
+            StoreErrorKind::Contended,
             format!("another transaction holds the record's lock: {said}"),
         )),
         1040 | 1203 | 1226 | 1637 => Failure::Said(new(

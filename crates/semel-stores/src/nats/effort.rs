@@ -70,10 +70,14 @@ impl Effort {
     }
 }
 
-/// Nothing came of trying.
+/// Others came in between each time.
 pub(super) fn contended() -> StoreError {
-    StoreError::new(
-        StoreErrorKind::NotApplied,
-        "others changed the record again and again, or its bucket has no settled leader",
-    )
+    let what = "others changed the record whenever it was to be changed";
+    StoreError::new(StoreErrorKind::Contended, what)
+}
+
+/// Reads go back behind what is known.
+pub(super) fn unsettled() -> StoreError {
+    let what = "the bucket shows an older record again and again: it has no settled leader";
+    StoreError::new(StoreErrorKind::NotApplied, what)
 }

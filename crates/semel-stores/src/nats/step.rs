@@ -9,7 +9,7 @@ use semel::record::{self, Change, Update};
 use semel::store::{Acquired, Claim, ClaimRequest, Entry, Fence, Fenced, Label, Result};
 use semel::{Identity, IdentityDigest, Record, State, Timestamp};
 
-use super::effort::{Effort, contended};
+use super::effort::{Effort, contended, unsettled};
 use super::frame::{self, Row};
 use super::link::{Trouble, timestamp};
 use super::shared::Shared;
@@ -193,7 +193,7 @@ impl Shared {
                     if stale > STALE_READS {
                         self.seen.unsee(identity);
                     }
-                    effort.pause(contended()).await?;
+                    effort.pause(unsettled()).await?;
                 }
                 continue;
             };
@@ -205,7 +205,7 @@ impl Shared {
                 }
                 if decided.is_behind && stale < STALE_READS {
                     stale += 1;
-                    effort.pause(contended()).await?;
+                    effort.pause(unsettled()).await?;
                     continue;
                 }
                 return Ok((decided.answer, None));

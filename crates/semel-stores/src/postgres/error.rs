@@ -39,7 +39,7 @@ impl Failed {
         };
         match code.code() {
             "40001" | "40P01" => Self::RolledBack(wrap(
-                StoreErrorKind::NotApplied,
+                StoreErrorKind::Contended,
                 format!("PostgreSQL rolled the step back ({})", code.code()),
                 error,
             )),
@@ -113,7 +113,7 @@ fn refused(code: &SqlState, error: Error, table: &Table) -> StoreError {
 
 /// What a code means where the server certainly did nothing, and `said` why.
 pub(super) fn meaning(code: &str, said: &str, table: &Table) -> (StoreErrorKind, String) {
-    use StoreErrorKind::{Capacity, Config, Corrupt, NotApplied};
+    use StoreErrorKind::{Capacity, Config, Contended, Corrupt, NotApplied};
     match code {
         "42P01" | "3F000" | "42703" => (
             Config,
@@ -151,7 +151,7 @@ pub(super) fn meaning(code: &str, said: &str, table: &Table) -> (StoreErrorKind,
             ),
         ),
         "55P03" => (
-            NotApplied,
+            Contended,
             format!("the record was locked by another transaction for too long ({code})"),
         ),
         "57014" => (

@@ -96,6 +96,7 @@ use crate::common::fits;
 ///
 /// # Errors
 /// All steps fail with
+/// - [`Contended`](StoreErrorKind::Contended) where others changed the record, or had it locked;
 /// - [`NotApplied`](StoreErrorKind::NotApplied) where the server refused, or the connection broke
 ///   in a transaction that sqlx began, which the server then rolls back;
 /// - [`Unknown`](StoreErrorKind::Unknown) where the connection broke otherwise, or the time ran
@@ -239,7 +240,7 @@ impl SqlxSteps {
         let code = error.code().unwrap_or_default();
         let (kind, message) = match &*code {
             "40001" | "40P01" => (
-                StoreErrorKind::NotApplied,
+                StoreErrorKind::Contended,
                 format!(
                     "PostgreSQL rolled the step back ({code}): roll back, and run the whole \
                      transaction again"

@@ -313,7 +313,7 @@ impl Inner {
 /// Others came in between each time.
 fn contended() -> StoreError {
     StoreError::new(
-        StoreErrorKind::NotApplied,
+        StoreErrorKind::Contended,
         format!("others changed the record each of the {TRIES} times that it was to be changed"),
     )
 }

@@ -36,7 +36,7 @@ where
             Err(error) => error,
         };
         match error.kind() {
-            StoreErrorKind::NotApplied => &met.not_applied,
+            StoreErrorKind::NotApplied | StoreErrorKind::Contended => &met.not_applied,
             StoreErrorKind::Unknown => &met.unknown,
             other => panic!("{other:?}: {error}"),
         }

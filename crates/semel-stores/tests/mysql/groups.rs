@@ -213,7 +213,7 @@ async fn one_locked_record_stalls_nobody_else() {
         // By now it is completed; or the lock was waited for too long.
         let refused = Fenced::Refused(Refusal::Settled(semel::StateKind::Completed));
         assert!(
-            renewed == Ok(refused) || renewed == Err(StoreErrorKind::NotApplied),
+            renewed == Ok(refused) || renewed == Err(StoreErrorKind::Contended),
             "{renewed:?}"
         );
     }

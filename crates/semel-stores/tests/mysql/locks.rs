@@ -36,7 +36,7 @@ async fn a_foreign_lock_is_waited_for_and_then_not_applied() {
     .await;
     let start = Instant::now();
     let late = complete(&store, "key", &token).await.unwrap_err();
-    assert_eq!(late.kind(), StoreErrorKind::NotApplied, "{late}");
+    assert_eq!(late.kind(), StoreErrorKind::Contended, "{late}");
     println!("given up after {:?}: {late}", start.elapsed());
     // Duplicates and reads do not wait, and others are not held up.
     let duplicate = claim(&store, "key").await.unwrap();

@@ -62,7 +62,7 @@ async fn one_locked_record_stalls_nobody_else() {
     assert!(slowest < Duration::from_secs(8), "{slowest:?}");
     for renewal in renewing {
         let error = renewal.await.unwrap().unwrap_err();
-        assert_eq!(error.kind(), StoreErrorKind::NotApplied, "{error}");
+        assert_eq!(error.kind(), StoreErrorKind::Contended, "{error}");
     }
     assert!(!waiting.iter().any(|wait| wait.is_finished()));
     store.commit(transaction).await.unwrap();

@@ -462,7 +462,7 @@ async fn a_rival_under_repeatable_read_fails_and_may_run_again() {
     let change = Change::complete(&token, &outcome, Retention::ORDER);
     let complete = app.steps.change(&mut transaction, id.digest(), &change);
     let error = complete.await.unwrap_err();
-    assert_eq!(error.kind(), StoreErrorKind::NotApplied);
+    assert_eq!(error.kind(), StoreErrorKind::Contended);
     assert!(error.to_string().contains("40001"), "{error}");
     // What follows in it fails as well, until it is rolled back.
     let error = app
@@ -516,7 +516,7 @@ async fn errors_say_what_they_mean() {
         .change(&mut impatient, id.digest(), &Change::abandon(&token))
         .await;
     let error = refused.unwrap_err();
-    assert_eq!(error.kind(), StoreErrorKind::NotApplied);
+    assert_eq!(error.kind(), StoreErrorKind::Contended);
     assert!(error.to_string().contains("55P03"), "{error}");
     impatient.rollback().await.unwrap();
     holds.commit().await.unwrap();

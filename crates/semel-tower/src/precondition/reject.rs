@@ -122,6 +122,7 @@ impl Rejection {
             Self::Required => Code::PreconditionRequired,
             Self::Failed { .. } => Code::PreconditionFailed,
             Self::Contended => Code::Contended,
+            Self::Store(error) if error.kind() == StoreErrorKind::Contended => Code::Contended,
             Self::Store(error) => Code::Of(match error.kind() {
                 StoreErrorKind::Unknown => ProblemCode::OutcomeUnknown,
                 StoreErrorKind::Capacity => ProblemCode::Capacity,
@@ -213,6 +214,7 @@ mod tests {
             (store(StoreErrorKind::Unknown), 409, "outcome-unknown", "The outcome of the operation is not known", "The write may have happened: its answer was lost. Read the record before anything else."),
             (store(StoreErrorKind::Capacity), 503, "capacity", "The store is full", "Nothing was changed. Ask again."),
             (store(StoreErrorKind::TooLarge), 413, "too-large", "The value is too large", "Nothing was changed."),
+            (store(StoreErrorKind::Contended), 503, "contended", "Others keep changing the record", "Nothing was changed. Ask again."),
             (store(StoreErrorKind::NotApplied), 503, "store-unavailable", "The store is not available", "Nothing was changed. Ask again."),
         ];
         for (rejection, status, code, title, detail) in rejections {

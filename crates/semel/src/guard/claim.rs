@@ -286,7 +286,8 @@ impl<S: Store> InDoubt<'_, S> {
                 _ => Signal::StoreError,
             };
             self.guard.tell(&Seen::of(self.identity, signal));
-            if !is_down(&error) || retries == 0 {
+            let may_pass = is_down(&error) || error.kind() == StoreErrorKind::Contended;
+            if !may_pass || retries == 0 {
                 return Err(error);
             }
             // Of two names, a claim that is being given back is not to be taken for one's own.
@@ -413,7 +414,8 @@ impl<S: Store> Drop for InDoubt<'_, S> {
     }
 }
 
-/// Whether the store did not answer, or not in time. One that is full, damaged or closed did.
+/// Whether the store did not answer, or not in time. One that is full, damaged, closed or has others at the same
+/// record did.
 fn is_down(error: &StoreError) -> bool {
     matches!(
         error.kind(),

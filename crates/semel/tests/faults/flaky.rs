@@ -16,6 +16,8 @@ pub(crate) struct Flaky {
     pub(crate) memory: Arc<MemoryStore>,
     /// Nothing arrives.
     pub(crate) down: AtomicBool,
+    /// Claims are refused in this way.
+    pub(crate) refuses_claims: Mutex<Option<StoreErrorKind>>,
     /// Claims arrive, and their answers do not.
     pub(crate) loses_claims: AtomicBool,
     /// So many claims arrive, and their answers do not.
@@ -71,6 +73,9 @@ impl Store for Flaky {
     async fn claim(&self, identity: &Identity, request: &ClaimRequest) -> Result<Claim> {
         self.claims.fetch_add(1, Ordering::SeqCst);
         self.up()?;
+        if let Some(kind) = *self.refuses_claims.lock().unwrap() {
+            return Err(StoreError::new(kind, "refused"));
+        }
         let late = self.late_claims.lock().unwrap().pop();
         if let Some(late) = late {
             let (memory, identity, request) = (Arc::clone(&self.memory), identity.clone(), request.clone());

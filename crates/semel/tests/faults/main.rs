@@ -238,7 +238,7 @@ async fn a_drain_waits_for_what_is_known_and_not_for_ever() {
     assert_eq!((seen.count(Signal::GaveUp), guard.unsettled()), (1, 0));
 }
 
-/// R9: a store that is full, damaged or closed can be reached, and refuses.
+/// R9: a store that is full, damaged, closed or has others at the same record can be reached, and refuses.
 #[tokio::test(start_paused = true)]
 async fn only_a_store_that_cannot_be_reached_fails_open() {
     let open = Policy::default().with_on_store_error(OnStoreError::FailOpen);
@@ -248,6 +248,15 @@ async fn only_a_store_that_cannot_be_reached_fails_open() {
     let unprotected = guard.run(asked("k"), |_| ok(())).await.unwrap();
     assert_eq!(unprotected, Done::Unprotected(()));
     store.down.store(false, SeqCst);
+    *store.refuses_claims.lock().unwrap() = Some(StoreErrorKind::Contended);
+    let before = store.claims.load(SeqCst);
+    match guard.run(asked("l"), |_| ok(())).await {
+        Err(RunError::Store { source, .. }) => assert_eq!(source.kind(), StoreErrorKind::Contended),
+        other => panic!("{other:?}"),
+    }
+    // Others may be done by the next time.
+    assert!(store.claims.load(SeqCst) > before + 1);
+    *store.refuses_claims.lock().unwrap() = None;
     store.memory.close().await.unwrap();
     let closed = guard.run(asked("k"), |_| ok(())).await;
     assert!(
