@@ -59,6 +59,7 @@ pub trait Backend: Send + Sync + 'static {
     ///
     /// # Errors
     /// - [`Unknown`](StoreErrorKind::Unknown) where the answer was lost: the write may have happened.
+    /// - [`Contended`](StoreErrorKind::Contended) where others had the value locked: nothing was written.
     /// - [`TooLarge`](StoreErrorKind::TooLarge) where the database has no room for such a value, and
     ///   [`Capacity`](StoreErrorKind::Capacity) where it is full: nothing was written.
     fn write_if(

@@ -69,6 +69,15 @@ impl StoreError {
         self.kind
     }
 
+    /// Whether others were met at the record, whatever the step failed of in the end: this error or one of its causes is
+    /// [`Contended`](StoreErrorKind::Contended).
+    pub fn met_others(&self) -> bool {
+        let causes = std::iter::successors(Some(self as &dyn StdError), |&error| error.source());
+        causes
+            .filter_map(|error| error.downcast_ref::<Self>())
+            .any(|error| error.kind == StoreErrorKind::Contended)
+    }
+
     /// Whether the store may do later what it did not do now.
     pub const fn is_retryable(&self) -> bool {
         use StoreErrorKind::{Capacity, Contended, NotApplied, Unknown};

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use futures_util::FutureExt as _;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Notify, OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
@@ -109,6 +110,12 @@ impl Failpoints {
         self.go.notify_one();
     }
 
+    /// One that came for a renewal which did not wait for it any more.
+    fn forget_go(&self) {
+        // Whether there was one does not matter.
+        let _ = self.go.notified().now_or_never();
+    }
+
     fn hits(&self, point: Point) -> bool {
         let mut armed = self.armed.lock();
         match armed.as_mut() {
@@ -130,6 +137,7 @@ impl Failpoints {
         if !self.hits(point) {
             return;
         }
+        self.forget_go();
         self.say(point);
         match point.strike() {
             Strike::Race => {}
@@ -181,6 +189,7 @@ impl Failpoints {
     /// Stands still where the answer was cut off before. A parent that has given the point up by then lets it go on.
     pub(super) async fn find_out(&self) {
         if self.cut.load(Ordering::SeqCst) {
+            self.forget_go();
             self.say(Point::ReadingBack);
             self.go.notified().await;
         }

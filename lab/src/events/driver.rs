@@ -256,6 +256,12 @@ impl Life {
     /// What happens to it at a point. Whether it dies of it.
     async fn dies(&mut self, run: &Run, at: Point, chance: &mut fastrand::Rng) -> Result<bool> {
         let Self { process, wire, .. } = self;
+        let is_armed = self.armed.is_some_and(|(_, (point, _))| point == at);
+        if at == Point::ReadingBack && !self.cut && !is_armed {
+            // It finds out, after that was given up.
+            process.tell(&Order::Go).await?;
+            return Ok(false);
+        }
         let go = async || process.tell(&Order::Go).await;
         let struck = match self.cut {
             // The second time it is where it finds out.

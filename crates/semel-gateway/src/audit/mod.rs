@@ -422,7 +422,7 @@ impl<S: Store> Log<S> {
             }
         }
         let why = "others took every number that was tried";
-        Err(StoreError::new(StoreErrorKind::NotApplied, why))
+        Err(StoreError::new(StoreErrorKind::Contended, why))
     }
 
     fn is_taken(&self, number: Number) {

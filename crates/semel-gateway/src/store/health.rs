@@ -183,7 +183,6 @@ impl Health {
         match self.writes(store).await {
             Ok(true) => Some(Condition::Up),
             Ok(false) => None,
-            Err(error) if error.kind() == StoreErrorKind::Contended => None,
             Err(error) => Some(condition_of(&error)),
         }
     }
@@ -191,9 +190,11 @@ impl Health {
     /// Whether this could be asked.
     async fn writes<S: Store>(&self, store: &S) -> Result<bool, StoreError> {
         // Kept by a process whose clock is ahead of this one's, it is not to be asked until then.
-        match asked(store, &question(COMMON)?).await? {
-            Asked::Kept => {}
-            asked => return Ok(asked == Asked::Answered),
+        match asked(store, &question(COMMON)?).await {
+            // Others are at it: whether they are gateways the own one tells.
+            Err(error) if error.kind() == StoreErrorKind::Contended => {}
+            Ok(Asked::Kept) => {}
+            asked => return Ok(asked? == Asked::Answered),
         }
         let question = self.own_question()?;
         let asked = asked(store, &question).await?;
@@ -394,6 +395,41 @@ mod tests {
         // It took over, and completed what is kept no longer.
         assert_eq!(store.get(common().digest()).await.unwrap(), None);
         watching.abort();
+    }
+
+    /// Others are at the records that gateways share, or at all of them.
+    #[derive(Debug)]
+    struct Contended {
+        inner: Arc<MemoryStore<SystemClock>>,
+        all: bool,
+    }
+
+    impl Store for Contended {
+        async fn claim(
+            &self,
+            identity: &Identity,
+            request: &ClaimRequest,
+        ) -> Result<Claim, StoreError> {
+            if self.all || *identity == common() {
+                return Err(StoreError::new(StoreErrorKind::Contended, "locked"));
+            }
+            self.inner.claim(identity, request).await
+        }
+
+        semel::delegate!(inner: change, get, list, purge, wait, probe, close);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn others_at_the_record_are_other_gateways_unless_they_are_everywhere() {
+        for (all, found) in [
+            (false, Condition::Up),
+            (true, Condition::Down("locked".into())),
+        ] {
+            let health = Health::new(Arc::new(Metrics::new()));
+            health.found(Condition::Down("gone".to_owned()));
+            let inner = store();
+            assert_eq!(health.look_again(&Contended { inner, all }).await, found);
+        }
     }
 
     /// A process whose clock is ahead ends a question in the future of the others.

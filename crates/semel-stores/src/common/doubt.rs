@@ -41,10 +41,12 @@ pub(crate) fn undoubted_claim(
 
     match claim {
         Claim::InFlight { .. } | Claim::Mismatch | Claim::Unknown { .. } if in_doubt => {
+            let why = StoreError::new(StoreErrorKind::Contended, "another attempt has the record");
             Err(StoreError::new(
                 StoreErrorKind::Unknown,
                 "the answer to the claim was lost: it may still be made, though another is in its way now",
-            ))
+            )
+            .with_source(why))
         }
         claim => Ok(claim),
     }
@@ -60,5 +62,32 @@ pub(crate) fn doubtful(error: StoreError, in_doubt: bool) -> StoreError {
             StoreError::new(StoreErrorKind::Unknown, message).with_source(error)
         }
         _ => error,
+    }
+}
+
+#[cfg(all(
+    test,
+    any(
+        feature = "dynamodb",
+        feature = "mysql",
+        feature = "postgres",
+        feature = "redis"
+    )
+))]
+mod tests {
+    use semel::store::Claim;
+
+    use super::*;
+
+    /// So that nobody runs unprotected beside it.
+    #[test]
+    fn who_was_met_is_known_where_the_claim_is_in_doubt() {
+        let error = undoubted_claim(Claim::Mismatch, true).unwrap_err();
+        assert_eq!(
+            (error.kind(), error.met_others()),
+            (StoreErrorKind::Unknown, true)
+        );
+        let error = StoreError::new(StoreErrorKind::Unknown, "no answer");
+        assert!(!error.met_others());
     }
 }

@@ -214,6 +214,7 @@ impl<W: Recorder> Pool<W> {
 
     async fn exchange<E: Exchange>(&self, mut exchange: E, sent: &mut Sent) -> Result<E::Answer> {
         let deadline = self.deadline();
+        let mut met_others = false;
         for turn in 0..TURNS {
             // What is sent too late is in doubt.
             if turn > 0 && Instant::now() >= deadline {
@@ -221,9 +222,15 @@ impl<W: Recorder> Pool<W> {
             }
             let request = exchange.request();
             let step = self.wire().step(&request, turn);
-            let answer = self.run_by(deadline, step, sent).await?;
+            let answer = self.run_by(deadline, step, sent).await;
+            let answer = answer.map_err(|error| match met_others {
+                true => StoreError::new(error.kind(), error.to_string())
+                    .with_source(restless().with_source(error)),
+                false => error,
+            })?;
             let reply = self.wire().reply(&request, &answer);
             let reply = reply.map_err(|error| sent.error(error))?;
+            met_others |= matches!(reply, Reply::Missed);
             if let Some(answer) = follow(&mut exchange, reply, turn).await {
                 return Ok(answer);
             }

@@ -48,7 +48,7 @@ pub(super) fn meaning<E: ProvideErrorMetadata>(error: &SdkError<E>) -> Meaning {
             None => Meaning::Again { reached: true },
         },
         // Also where the process stood still between signing and sending.
-        SdkError::ServiceError(service) if is_clock(service.err()) => {
+        SdkError::ServiceError(service) if is_clock(service.err()) || is_rival(service.err()) => {
             Meaning::Again { reached: false }
         }
         SdkError::ServiceError(service) => match service.err().code() {
@@ -57,10 +57,7 @@ pub(super) fn meaning<E: ProvideErrorMetadata>(error: &SdkError<E>) -> Meaning {
                 | "ThrottlingException"
                 | "ThrottledException"
                 | "RequestLimitExceeded"
-                | "LimitExceededException"
-                | "TransactionConflictException"
-                | "TransactionInProgressException"
-                | "ReplicatedWriteConflictException",
+                | "LimitExceededException",
             ) => Meaning::Again { reached: false },
             Some(_) if !service.raw().status().is_server_error() => Meaning::Final,
             // It failed inside, or what came is not an answer of DynamoDB's.
@@ -82,6 +79,18 @@ fn is_clock(error: &impl ProvideErrorMetadata) -> bool {
         || ["Signature expired", "Signature not yet current"]
             .iter()
             .any(|said| message.contains(said))
+}
+
+/// Whether others were just writing the item.
+fn is_rival(error: &impl ProvideErrorMetadata) -> bool {
+    matches!(
+        error.code(),
+        Some(
+            "TransactionConflictException"
+                | "TransactionInProgressException"
+                | "ReplicatedWriteConflictException"
+        )
+    )
 }
 
 fn chain<'a>(
@@ -112,6 +121,14 @@ pub(super) fn failure<E>(error: SdkError<E>, kind: StoreErrorKind) -> StoreError
 where
     E: ProvideErrorMetadata + StdError + Send + Sync + 'static,
 {
+    let kind = match &error {
+        SdkError::ServiceError(service)
+            if kind == StoreErrorKind::NotApplied && is_rival(service.err()) =>
+        {
+            StoreErrorKind::Contended
+        }
+        _ => kind,
+    };
     let message = match (kind, &error) {
         (_, SdkError::ServiceError(service)) if is_clock(service.err()) => {
             "this machine's clock is more than five minutes from AWS's, which refuses it"
@@ -119,6 +136,7 @@ where
         (StoreErrorKind::Config, _) => {
             "DynamoDB cannot be asked: is there a region, and are there credentials?"
         }
+        (StoreErrorKind::Contended, _) => "others wrote the record whenever it was to be written",
         (StoreErrorKind::Unknown, _) => "a request to DynamoDB was lost: it may have been done",
         (_, SdkError::ServiceError(service)) if service.raw().status().as_u16() == 400 => {
             "DynamoDB takes no more requests for now"

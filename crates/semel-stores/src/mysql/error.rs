@@ -131,7 +131,7 @@ pub(super) fn sent(error: Error, effect: Effect) -> Failure {
             StoreErrorKind::Contended,
             format!("rolled back by deadlocks or rivals on every retry: {said}"),
         )),
-        1205 | 1206 | 3572 => Failure::Locked(new(
+        1205 | 3572 => Failure::Locked(new(
             StoreErrorKind::Contended,
             format!("another transaction holds the record's lock: {said}"),
         )),
@@ -154,8 +154,8 @@ pub(super) fn sent(error: Error, effect: Effect) -> Failure {
             StoreErrorKind::Config,
             format!("the server does not allow it: {said}"),
         )),
-        // Full table or disk, no memory.
-        3 | 1021 | 1026 | 1030 | 1037 | 1038 | 1041 | 1114 => Failure::Said(new(
+        // Full table or disk, no memory, none for locks.
+        3 | 1021 | 1026 | 1030 | 1037 | 1038 | 1041 | 1114 | 1206 => Failure::Said(new(
             StoreErrorKind::Capacity,
             format!("the server has no room: {said}"),
         )),

@@ -52,7 +52,10 @@ impl Effort {
     /// The call failed: not applied, unless a write of it was not answered.
     pub(super) fn failed(&mut self, last: StoreError) -> StoreError {
         match self.unheard.take() {
-            Some(e) => StoreError::new(StoreErrorKind::Unknown, e.to_string()).with_source(e),
+            Some(e) => {
+                let unknown = StoreError::new(StoreErrorKind::Unknown, e.to_string());
+                unknown.with_source(if last.met_others() { last } else { e })
+            }
             None => last.known_not_applied(),
         }
     }

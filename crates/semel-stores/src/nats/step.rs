@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::future::{Either, select};
 use semel::record::{self, Change, Update};
 use semel::store::{Acquired, Claim, ClaimRequest, Entry, Fence, Fenced, Label, Result};
-use semel::{Identity, IdentityDigest, Record, State, Timestamp};
+use semel::{Identity, IdentityDigest, Record, State, StoreError, Timestamp};
 
 use super::effort::{Effort, contended, unsettled};
 use super::frame::{self, Row};
@@ -103,10 +103,10 @@ impl Shared {
         let writing = pin!(self.write(effort, label, next, 0, None, request.lease));
         let (stored, read) = match select(writing, reading).await {
             Either::Left((stored, reading)) => match stored? {
-                Some(acquired) => (Some(acquired), Ok(None)),
-                None => (None, reading.await),
+                Ok(acquired) => (Some(acquired), Ok(None)),
+                Err(_) => (None, reading.await),
             },
-            Either::Right((read, writing)) => (writing.await?, read),
+            Either::Right((read, writing)) => (writing.await?.ok(), read),
         };
         match (stored, read) {
             (Some(acquired), _) => Ok(Ok(Claim::Acquired(acquired))),
@@ -213,12 +213,11 @@ impl Shared {
             let lease = decided.lease.unwrap_or_default().max(left);
             let held = row.map(|row| &row.entry.record);
             let written = self.write(effort, label, next, found.revision, held, lease);
-            if let Some(acquired) = written.await? {
-                return Ok((decided.answer, Some(acquired)));
-            }
-            // What is remembered may just be old: it is read at once.
-            if !found.is_remembered {
-                effort.pause(contended()).await?;
+            match written.await? {
+                Ok(acquired) => return Ok((decided.answer, Some(acquired))),
+                // What is remembered may just be old: it is read at once.
+                Err(_) if found.is_remembered => {}
+                Err(why) => effort.pause(why).await?,
             }
         }
     }
@@ -250,8 +249,8 @@ impl Shared {
         Ok(found)
     }
 
-    /// Writes a record once, where the key's last message is `expected`. Gives its attempt as it is stored;
-    /// `None`: it is not, or is not known to be.
+    /// Writes a record once, where the key's last message is `expected`. Gives its attempt as it is stored, or why it
+    /// is not, or not known to be.
     ///
     /// `replaced`: the record before. The fence of another token is that of the message.
     async fn write(
@@ -262,7 +261,7 @@ impl Shared {
         expected: u64,
         replaced: Option<&Record>,
         lease: Duration,
-    ) -> Result<Option<Acquired>> {
+    ) -> Result<std::result::Result<Acquired, StoreError>> {
         let is_new = replaced.is_none_or(|replaced| replaced.token != next.token);
         if is_new {
             next.token.fence = Fence(self.base(effort).await?);
@@ -283,22 +282,19 @@ impl Shared {
         let connected = link.connected(effort.until).await;
         connected.map_err(|e| effort.failed(e))?;
         let put = link.put(&identity, expected, value, effort.patience());
-        let stored = match put.await {
-            Ok(stored) => stored,
+        let revision = match put.await {
+            Ok(Some(revision)) => revision,
+            Ok(None) => return Ok(Err(contended())),
             Err(Trouble::Silence(e)) => {
                 effort.unheard(e);
-                None
+                return Ok(Err(unsettled()));
             }
             Err(Trouble::Nobody(e)) => {
                 // The bucket may have been made anew: its fences begin elsewhere then.
                 self.base_is_old();
-                effort.pause(e).await?;
-                None
+                return Ok(Err(e));
             }
             Err(Trouble::Final(e)) => return Err(effort.failed(e)),
-        };
-        let Some(revision) = stored else {
-            return Ok(None);
         };
         let record = &mut entry.record;
         if is_new {
@@ -312,7 +308,7 @@ impl Shared {
             entry,
         };
         self.seen.wrote(&identity, row);
-        Ok(Some(acquired))
+        Ok(Ok(acquired))
     }
 }
 

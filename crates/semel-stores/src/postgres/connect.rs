@@ -206,7 +206,7 @@ impl Wire for Connector {
 /// What a session of ours needs. Every statement finds its rows by an index, one after the other: a
 /// plan made while the table was small must not read it whole later, so plans need no parameters'
 /// values, and are made once. The limits make the server give up, with a certain
-/// "not applied", before the caller does, who could only say "unknown".
+/// answer, before the caller does, who could only say "unknown".
 fn session(timeout: Duration) -> String {
     let millis = timeout.as_millis();
     format!(

@@ -53,7 +53,7 @@ pub(super) fn told(error: &Error, phase: Phase) -> StoreError {
     };
     let (kind, message) = match error.sqlite_error_code() {
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => {
-            (StoreErrorKind::NotApplied, LOCKED.to_owned())
+            (StoreErrorKind::Contended, LOCKED.to_owned())
         }
         Some(ErrorCode::DiskFull) => (
             StoreErrorKind::Capacity,

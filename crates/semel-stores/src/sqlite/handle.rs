@@ -164,14 +164,11 @@ impl SqliteStore {
     }
 
     fn not_begun(&self) -> StoreError {
-        let message = if self.shared.locked.load(Ordering::Relaxed) {
-            error::LOCKED.to_owned()
-        } else {
-            format!(
-                "the store did not get to this step within {:?}",
-                self.shared.place.timeout
-            )
-        };
+        if self.shared.locked.load(Ordering::Relaxed) {
+            return StoreError::new(StoreErrorKind::Contended, error::LOCKED);
+        }
+        let timeout = self.shared.place.timeout;
+        let message = format!("the store did not get to this step within {timeout:?}");
         StoreError::new(StoreErrorKind::NotApplied, message)
     }
 

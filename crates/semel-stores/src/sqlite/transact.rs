@@ -274,7 +274,7 @@ impl SqliteStore {
             write(identity, change, on, course)
         });
         written.map_err(|e| match is_busy(&e) {
-            true => StoreError::new(StoreErrorKind::NotApplied, BUSY),
+            true => StoreError::new(StoreErrorKind::Contended, BUSY),
             false => told(&e, Phase::Before),
         })
     }
@@ -373,7 +373,7 @@ impl Transactional for SqliteStore {
             let permit = match permit.await {
                 Ok(Ok(permit)) => permit,
                 Ok(Err(_)) => return Err(closing()),
-                Err(_) => return Err(StoreError::new(StoreErrorKind::NotApplied, LOCKED)),
+                Err(_) => return Err(StoreError::new(StoreErrorKind::Contended, LOCKED)),
             };
             let (shared, idle) = (self.shared.clone(), self.lending.idle.lock().take());
             let begun = spawn_blocking(move || (begin(&shared.place, idle, until), permit));

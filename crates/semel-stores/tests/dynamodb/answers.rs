@@ -152,13 +152,13 @@ async fn throttling_is_waited_out_and_then_said() {
     assert_eq!(kind, StoreErrorKind::NotApplied, "{message}");
     assert!(message.contains("takes no more requests"), "{message}");
     assert_eq!(taken, 4);
-    for code in [
-        "ThrottlingException",
-        "RequestLimitExceeded",
-        "TransactionConflictException",
+    for (code, said) in [
+        ("ThrottlingException", StoreErrorKind::NotApplied),
+        ("RequestLimitExceeded", StoreErrorKind::NotApplied),
+        ("TransactionConflictException", StoreErrorKind::Contended),
     ] {
         let (kind, message, _) = failed(&[Error(400, code, "later")]).await;
-        assert_eq!(kind, StoreErrorKind::NotApplied, "{message}");
+        assert_eq!(kind, said, "{message}");
     }
 }
 

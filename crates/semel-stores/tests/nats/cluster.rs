@@ -49,8 +49,9 @@ impl Ledger {
     }
 
     fn failed(&self, step: &str, kind: StoreErrorKind) {
-        let typed = [StoreErrorKind::NotApplied, StoreErrorKind::Unknown];
-        assert!(typed.contains(&kind), "{step} failed with {kind:?}");
+        use StoreErrorKind::{Contended, NotApplied, Unknown};
+        let typed = matches!(kind, NotApplied | Contended | Unknown);
+        assert!(typed, "{step} failed with {kind:?}");
         *self
             .errors
             .lock()

@@ -21,8 +21,7 @@ where
         match step().await {
             Ok(done) => return done,
             Err(e) => {
-                let kinds = [StoreErrorKind::NotApplied, StoreErrorKind::Unknown];
-                assert!(kinds.contains(&e.kind()), "{e}");
+                assert!(e.is_retryable(), "{e}");
                 assert!(started.elapsed() < Duration::from_secs(30), "{e}");
             }
         }

@@ -63,7 +63,7 @@ async fn a_lock_held_longer_than_the_time_out_is_told_and_waited_for() {
     lock.execute_batch("BEGIN IMMEDIATE").unwrap();
     let started = Instant::now();
     let error = store.claim(&identity("new"), &request()).await.unwrap_err();
-    assert_eq!(error.kind(), StoreErrorKind::NotApplied, "{error}");
+    assert_eq!(error.kind(), StoreErrorKind::Contended, "{error}");
     assert!(
         error
             .to_string()
@@ -100,7 +100,7 @@ async fn a_locked_file_is_told_when_opening() {
         .timeout(Duration::from_millis(300))
         .open(&path)
         .unwrap_err();
-    assert_eq!(error.kind(), StoreErrorKind::NotApplied, "{error}");
+    assert_eq!(error.kind(), StoreErrorKind::Contended, "{error}");
     assert!(
         error
             .to_string()

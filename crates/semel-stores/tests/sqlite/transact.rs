@@ -206,7 +206,7 @@ async fn a_beginning_takes_no_longer_than_a_call_may() {
     let Err(TransactionError::NotCommitted(error)) = begun else {
         panic!("{begun:?}");
     };
-    assert_eq!(error.kind(), StoreErrorKind::NotApplied, "{error}");
+    assert_eq!(error.kind(), StoreErrorKind::Contended, "{error}");
     // What was waited for before has passed at once here, and SQLite waits in earnest.
     assert!(from.elapsed() < LIMIT / 2);
 }

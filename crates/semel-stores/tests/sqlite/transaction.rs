@@ -146,7 +146,7 @@ async fn a_transaction_that_read_before_others_wrote_is_told() {
         &Change::complete(&token, &outcome, retention),
     );
     let error = error.unwrap_err();
-    assert_eq!(error.kind(), StoreErrorKind::NotApplied);
+    assert_eq!(error.kind(), StoreErrorKind::Contended);
     assert!(error.to_string().contains("Immediate"), "{error}");
     transaction.rollback().unwrap();
 

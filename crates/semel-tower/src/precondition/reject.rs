@@ -39,7 +39,7 @@ pub enum Rejection {
     /// can say that the precondition did not hold. Nothing was changed; the key is released.
     #[error("others changed the record at each look")]
     Contended,
-    /// The store failed: 503 `store-unavailable` or `capacity`, 413 `too-large`, and 409
+    /// The store failed: 503 `store-unavailable`, `contended` or `capacity`, 413 `too-large`, and 409
     /// `outcome-unknown` where the write may have happened.
     #[error(transparent)]
     Store(StoreError),

@@ -281,6 +281,8 @@ impl<S: Store> InDoubt<'_, S> {
                 return answer;
             };
             self.is_doubtful = was_doubtful || error.kind() == StoreErrorKind::Unknown;
+            // Whoever has met others does not run unprotected, whatever becomes of the store.
+            self.is_duplicate |= error.met_others();
             let signal = match error.kind() {
                 StoreErrorKind::Capacity => Signal::Capacity,
                 _ => Signal::StoreError,

@@ -256,6 +256,23 @@ async fn only_a_store_that_cannot_be_reached_fails_open() {
     }
     // Others may be done by the next time.
     assert!(store.claims.load(SeqCst) > before + 1);
+    // Who has met others is a duplicate, also where the store is away by then.
+    let before = store.claims.load(SeqCst);
+    let rival = tokio::spawn({
+        let guard = guard.clone();
+        async move { guard.run(asked("m"), |_| ok(())).await }
+    });
+    while store.claims.load(SeqCst) == before {
+        tokio::task::yield_now().await;
+    }
+    store.down.store(true, SeqCst);
+    let refused = rival.await.unwrap();
+    assert!(
+        matches!(refused, Err(RunError::Store { ran: Ran::No, .. })),
+        "{refused:?}"
+    );
+    assert!(store.claims.load(SeqCst) > before + 1);
+    store.down.store(false, SeqCst);
     *store.refuses_claims.lock().unwrap() = None;
     store.memory.close().await.unwrap();
     let closed = guard.run(asked("k"), |_| ok(())).await;
