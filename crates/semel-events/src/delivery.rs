@@ -158,7 +158,6 @@ fn passing<E>(error: &InboxError<E>) -> Option<Duration> {
     match error {
         InboxError::Store { source, .. } => match source.kind() {
             StoreErrorKind::TooLarge | StoreErrorKind::Closed => None,
-            StoreErrorKind::Contended => Some(PATIENCE),
             StoreErrorKind::Corrupt | StoreErrorKind::Config => Some(PATIENCE_WITH_PEOPLE),
             _ => Some(Duration::MAX),
         },

@@ -227,18 +227,20 @@ impl<B: Backend> Recorded<B> {
             if number >= CALM {
                 sleep(backoff.pause()).await;
             }
-            let found = self.find(identity).await?;
+            // After the first time others have come in between.
+            let others = |error: StoreError| match number {
+                0 => error,
+                _ => error.having_met_others(),
+            };
+            let found = self.find(identity).await.map_err(others)?;
             let (answer, write) = decide(&found);
             let Some((label, record)) = write else {
                 return Ok(answer);
             };
             let bytes = Entry { label, record }.to_bytes().into();
             let version = found.version.as_ref();
-            if self
-                .backend
-                .write_if(identity, version, Some(bytes))
-                .await?
-            {
+            let written = self.backend.write_if(identity, version, Some(bytes));
+            if written.await.map_err(others)? {
                 return Ok(answer);
             }
         }

@@ -64,6 +64,19 @@ impl StoreError {
         }
     }
 
+    /// The same error of a step that had met others at the record before it failed: `kind` and message stay, and
+    /// [`met_others`](Self::met_others) is true.
+    #[must_use]
+    pub fn having_met_others(self) -> Self {
+        if self.met_others() {
+            return self;
+        }
+        let (kind, message) = (self.kind, self.message.clone());
+        let others = "others changed the record, or had it locked";
+        let others = Self::new(StoreErrorKind::Contended, others).with_source(self);
+        Self::new(kind, message).with_source(others)
+    }
+
     /// What the failure means for the caller.
     pub const fn kind(&self) -> StoreErrorKind {
         self.kind

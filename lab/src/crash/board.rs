@@ -19,6 +19,16 @@ pub(super) enum Next {
     Done,
 }
 
+/// How an asking ended.
+#[derive(Debug)]
+pub(super) struct Ended {
+    /// It came to its point.
+    pub(super) hit: bool,
+    /// When it asks again, where it was not answered.
+    pub(super) again_after: Option<Duration>,
+    pub(super) killed: bool,
+}
+
 /// Shared by all workers' drivers.
 #[derive(Debug)]
 pub(super) struct Board(Mutex<Inner>);
@@ -180,26 +190,24 @@ impl Board {
 
     /// The asking ended: as it may, or with its worker. A key that was not answered is asked for
     /// again; a point that was not come to is left to others.
-    pub(super) fn ended(
-        &self,
-        key: i64,
-        point: Option<(Point, u32)>,
-        hit: bool,
-        again_after: Option<Duration>,
-    ) {
+    pub(super) fn ended(&self, key: i64, point: Option<(Point, u32)>, ended: &Ended) {
         let mut inner = self.0.lock();
         inner.asked -= 1;
         if let Some((point, place)) = point {
             inner.under_way -= 1;
-            match hit {
+            match ended.hit {
                 true => {
                     inner.missed.remove(&point);
                     *inner.found.hits.entry(point).or_default() += 1;
                 }
+                // Refused, while others were at the key or the server was away, it was not on its way at all.
+                false if ended.again_after.is_some() && !ended.killed => {
+                    inner.planned.push_back((point, place));
+                }
                 false => inner.missed(point, place),
             }
         }
-        if let Some(after) = again_after {
+        if let Some(after) = ended.again_after {
             inner.unanswered.push_back((Instant::now() + after, key));
         }
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use tokio::time::{Instant, sleep};
 
-use super::board::{Board, Next};
+use super::board::{Board, Ended, Next};
 use super::failpoints::{Order, Said};
 use super::point::{Point, Strike};
 use super::transaction::Tables;
@@ -41,28 +41,19 @@ struct Life {
     wire: Wire,
 }
 
-/// How an asking ended.
-struct Ended {
-    hit: bool,
-    again_after: Option<Duration>,
-    killed: bool,
-}
-
 /// Drives one worker after the other, until nothing is left to do.
 pub(super) async fn drive<B: Base>(run: Arc<Run<B>>, seed: u64) -> Result<()> {
     let mut chance = fastrand::Rng::with_seed(seed);
     let mut life: Option<Life> = None;
     loop {
         let (key, point) = match run.board.next() {
+            Next::Done => return Ok(()),
+            _ if run.board.silent() > PATIENCE => bail!("nobody was answered for {PATIENCE:?}"),
             Next::Ask(key, point) => (key, point),
-            Next::Wait if run.board.silent() > PATIENCE => {
-                bail!("nobody was answered for {PATIENCE:?}")
-            }
             Next::Wait => {
                 sleep(Duration::from_millis(5)).await;
                 continue;
             }
-            Next::Done => return Ok(()),
         };
         let mut alive = match life.take() {
             Some(alive) => alive,
@@ -71,7 +62,7 @@ pub(super) async fn drive<B: Base>(run: Arc<Run<B>>, seed: u64) -> Result<()> {
         // Those who are asking already learn of an outage; a point is not to be wasted on one.
         drop(run.place.stays_up().await);
         let ended = alive.ask(&run, key, point, &mut chance).await?;
-        run.board.ended(key, point, ended.hit, ended.again_after);
+        run.board.ended(key, point, &ended);
         if !ended.killed {
             life = Some(alive);
         }

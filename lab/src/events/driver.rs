@@ -275,6 +275,10 @@ impl Life {
         let lives = matches!(struck, Struck::Lives);
         if lives && at.strike().kills() {
             self.cut = true;
+            // It takes its time to find out.
+            if let Some((since, _)) = &mut self.armed {
+                *since = Instant::now();
+            }
             return Ok(false);
         }
         let armed = self.armed.take().map(|(_, point)| point);

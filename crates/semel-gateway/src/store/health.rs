@@ -190,11 +190,13 @@ impl Health {
     /// Whether this could be asked.
     async fn writes<S: Store>(&self, store: &S) -> Result<bool, StoreError> {
         // Kept by a process whose clock is ahead of this one's, it is not to be asked until then.
-        match asked(store, &question(COMMON)?).await {
-            // Others are at it: whether they are gateways the own one tells.
-            Err(error) if error.kind() == StoreErrorKind::Contended => {}
-            Ok(Asked::Kept) => {}
-            asked => return Ok(asked? == Asked::Answered),
+        let common = question(COMMON)?;
+        match timeout(PROBE_TIMEOUT / 2, asked(store, &common)).await {
+            // Others are at it, perhaps with a lock: whether they are gateways the own one tells.
+            Err(_) => {}
+            Ok(Err(error)) if error.kind() == StoreErrorKind::Contended => {}
+            Ok(Ok(Asked::Kept)) => {}
+            Ok(asked) => return Ok(asked? == Asked::Answered),
         }
         let question = self.own_question()?;
         let asked = asked(store, &question).await?;

@@ -214,7 +214,6 @@ impl<W: Recorder> Pool<W> {
 
     async fn exchange<E: Exchange>(&self, mut exchange: E, sent: &mut Sent) -> Result<E::Answer> {
         let deadline = self.deadline();
-        let mut met_others = false;
         for turn in 0..TURNS {
             // What is sent too late is in doubt.
             if turn > 0 && Instant::now() >= deadline {
@@ -222,20 +221,23 @@ impl<W: Recorder> Pool<W> {
             }
             let request = exchange.request();
             let step = self.wire().step(&request, turn);
-            let answer = self.run_by(deadline, step, sent).await;
-            let answer = answer.map_err(|error| match met_others {
-                true => StoreError::new(error.kind(), error.to_string())
-                    .with_source(restless().with_source(error)),
-                false => error,
-            })?;
+            let answer = self.run_by(deadline, step, sent).await?;
             let reply = self.wire().reply(&request, &answer);
             let reply = reply.map_err(|error| sent.error(error))?;
-            met_others |= matches!(reply, Reply::Missed);
+            if let Reply::Missed = reply {
+                sent.meet_others();
+            }
             if let Some(answer) = follow(&mut exchange, reply, turn).await {
                 return Ok(answer);
             }
         }
-        Err(sent.error(restless()))
+        Err(sent.error(match sent.has_met_others() {
+            true => restless(),
+            false => StoreError::new(
+                StoreErrorKind::NotApplied,
+                "the call's time was over before it was decided",
+            ),
+        }))
     }
 }
 

@@ -147,7 +147,7 @@ impl DynamoDbStore {
     ) -> Result<Pursued<T>> {
         let mut in_doubt = false;
         let (mut answer, mut update) = first;
-        for _ in 0..ROUNDS {
+        for round in 0..ROUNDS {
             let Some(sent) = update else {
                 return Ok(Pursued {
                     answer,
@@ -158,7 +158,13 @@ impl DynamoDbStore {
             let written = self
                 .table
                 .update(digest, sent, returns.clone(), &mut in_doubt);
-            match written.await.map_err(|error| doubtful(error, in_doubt))? {
+            let written = written.await;
+            let written = written.map_err(|error| match doubtful(error, in_doubt) {
+                // The first only finds what is there.
+                error if round > 1 => error.having_met_others(),
+                error => error,
+            });
+            match written? {
                 Written::Yes(item) => {
                     // Of an attempt that has ended nothing was asked for.
                     let item = (returns != ReturnValue::None).then_some(item);

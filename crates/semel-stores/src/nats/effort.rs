@@ -12,6 +12,7 @@ pub(super) struct Effort {
     pub(super) until: Instant,
     /// What the last write without an answer failed with.
     unheard: Option<StoreError>,
+    met_others: bool,
     pauses: u32,
 }
 
@@ -22,6 +23,7 @@ impl Effort {
             began,
             until: began + total,
             unheard: None,
+            met_others: false,
             pauses: 0,
         }
     }
@@ -51,18 +53,21 @@ impl Effort {
 
     /// The call failed: not applied, unless a write of it was not answered.
     pub(super) fn failed(&mut self, last: StoreError) -> StoreError {
-        match self.unheard.take() {
-            Some(e) => {
-                let unknown = StoreError::new(StoreErrorKind::Unknown, e.to_string());
-                unknown.with_source(if last.met_others() { last } else { e })
-            }
+        self.met_others |= last.met_others();
+        let failed = match self.unheard.take() {
+            Some(e) => StoreError::new(StoreErrorKind::Unknown, e.to_string()).with_source(e),
             None => last.known_not_applied(),
+        };
+        match self.met_others {
+            true => failed.having_met_others(),
+            false => failed,
         }
     }
 
     /// Waits a little longer each time. Fails where the call's time is over, or would be before
     /// another answer: its silence would stand in place of what the server said.
     pub(super) async fn pause(&mut self, why: StoreError) -> Result<()> {
+        self.met_others |= why.met_others();
         let pause = Duration::from_millis(1 << self.pauses.min(7));
         if self.until.saturating_duration_since(Instant::now()) < 2 * pause {
             return Err(self.failed(why));

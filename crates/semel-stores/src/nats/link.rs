@@ -372,9 +372,13 @@ fn refused_write(said: &jetstream::Error) -> Answer<Option<u64>> {
     let text = said.to_string().to_lowercase();
     let full = ["maximum", "insufficient", "resource", "exceed"];
     let kind = match said.error_code() {
-        // Another writer is just ahead, or the check cannot be made yet.
-        ErrorCode::STREAM_WRONG_LAST_SEQUENCE_CONSTANT
-        | ErrorCode::STREAM_EXPECTED_LAST_SEQ_PER_SUBJECT_NOT_READY => return Ok(None),
+        // Another writer is just ahead.
+        ErrorCode::STREAM_WRONG_LAST_SEQUENCE_CONSTANT => return Ok(None),
+        ErrorCode::STREAM_EXPECTED_LAST_SEQ_PER_SUBJECT_NOT_READY => {
+            let what = "the bucket's leader is not ready yet";
+            let early = error(StoreErrorKind::NotApplied, what).with_source(said.clone());
+            return Err(Trouble::Nobody(early));
+        }
         ErrorCode::STREAM_SEALED | ErrorCode::STREAM_NOT_MATCH => StoreErrorKind::Config,
         _ if text.contains("message size") => StoreErrorKind::TooLarge,
         _ if full.iter().any(|word| text.contains(word)) => StoreErrorKind::Capacity,

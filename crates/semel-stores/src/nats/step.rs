@@ -286,8 +286,9 @@ impl Shared {
             Ok(Some(revision)) => revision,
             Ok(None) => return Ok(Err(contended())),
             Err(Trouble::Silence(e)) => {
+                let silence = StoreError::new(e.kind(), e.to_string());
                 effort.unheard(e);
-                return Ok(Err(unsettled()));
+                return Ok(Err(silence));
             }
             Err(Trouble::Nobody(e)) => {
                 // The bucket may have been made anew: its fences begin elsewhere then.

@@ -210,7 +210,7 @@ impl Inner {
     ) -> Result<(T, bool)> {
         let waits = self.wait.is_some() && step.lasting;
         let mut resent = false;
-        for _ in 0..TRIES {
+        for tried in 0..TRIES {
             resent |= ran.resent;
             let found = ran.answer.value.clone();
             let entry = ran.answer.entry(step.digest)?;
@@ -233,7 +233,10 @@ impl Inner {
             };
             let args = [Bytes(seen), Arg::count(length), Bytes(&next), insists];
             let swapped = self.run(step, &self.link.scripts().swap, &args).await;
-            ran = swapped.map_err(|error| doubtful(error, resent))?;
+            ran = swapped.map_err(|error| match doubtful(error, resent) {
+                error if tried > 0 => error.having_met_others(),
+                error => error,
+            })?;
             if ran.answer.wrote {
                 return ran.confirm(stands, (answer, resent));
             }

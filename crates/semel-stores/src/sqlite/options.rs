@@ -124,7 +124,7 @@ impl SqliteOptions {
     /// [`Config`](semel::StoreErrorKind::Config) where the file cannot be used as asked (no
     /// directory, no permission, no tables or other ones, not in WAL mode), and says what to do;
     /// [`Corrupt`](semel::StoreErrorKind::Corrupt) where it is damaged or no database;
-    /// [`NotApplied`](semel::StoreErrorKind::NotApplied) where it stays locked.
+    /// [`Contended`](semel::StoreErrorKind::Contended) where it stays locked.
     pub fn open(self, path: impl AsRef<Path>) -> Result<SqliteStore> {
         let mut place = self.place(path.as_ref())?;
         self.prepare(&place)?;

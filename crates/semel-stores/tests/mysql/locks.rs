@@ -17,7 +17,7 @@ use super::{
 };
 
 #[tokio::test]
-async fn a_foreign_lock_is_waited_for_and_then_not_applied() {
+async fn a_foreign_lock_is_waited_for_and_then_told() {
     let (url, table) = (common().await, table());
     let options = MysqlOptions::from_url(&url).unwrap().table(&table).unwrap();
     let options = options

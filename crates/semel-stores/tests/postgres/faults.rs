@@ -385,7 +385,7 @@ async fn a_server_paused_past_a_lease_has_one_winner() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_locked_record_is_not_applied_and_holds_nobody_else_up() {
+async fn a_locked_record_is_told_and_holds_nobody_else_up() {
     let url = url();
     let store = Arc::new(open(&format!("{url}&timeout=1s&connections=2")).await);
     let token = acquire(&store, "locked").await.token;

@@ -59,8 +59,8 @@ impl<S: Store> Guard<S> {
     ///
     /// # Errors
     /// The store's, where the policy is to refuse; and, whatever the policy, where the store fails once
-    /// this has waited for an attempt in flight, asked about a lost one, or found under one of
-    /// [two secrets](crate::secrets) what is in its way. Nothing ran.
+    /// this has waited for an attempt in flight, met others at the record, asked about a lost one, or found
+    /// under one of [two secrets](crate::secrets) what is in its way. Nothing ran.
     pub async fn begin(&self, asked: &Asked) -> Result<Begin<S>, StoreError> {
         self.begin_or_wait(asked, || ()).await
     }

@@ -24,8 +24,8 @@ pub enum OnPanic {
     Unknown,
 }
 
-/// What to do when the store cannot be reached (R9). A store that is full or damaged, or where others are at the
-/// same record, can be reached: it always refuses.
+/// What to do when the store cannot be reached (R9). A store that is full or damaged, or where others have the record
+/// locked or keep changing it, can be reached: it always refuses. SQLite's lock is one for the whole file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OnStoreError {
     /// Refuse to run: nothing happens without protection.

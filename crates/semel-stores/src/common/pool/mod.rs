@@ -178,6 +178,7 @@ impl Fate {
 #[derive(Debug, Default)]
 pub(crate) struct Sent {
     in_doubt: bool,
+    met_others: bool,
 }
 
 impl Sent {
@@ -186,8 +187,21 @@ impl Sent {
         self.in_doubt
     }
 
-    /// The error as the call's: one of a later step never makes an earlier sending undone.
+    /// Others came in between two of the call's steps.
+    pub(crate) const fn meet_others(&mut self) {
+        self.met_others = true;
+    }
+
+    pub(crate) const fn has_met_others(&self) -> bool {
+        self.met_others
+    }
+
+    /// The error as the call's: one of a later step never makes an earlier sending undone, nor others unmet.
     pub(crate) fn error(&self, error: StoreError) -> StoreError {
+        let error = match self.met_others {
+            true => error.having_met_others(),
+            false => error,
+        };
         match error.kind() {
             StoreErrorKind::Unknown => error,
             _ if self.in_doubt => {
@@ -244,15 +258,18 @@ impl<W: Wire> Pool<W> {
                     sent.in_doubt |= lost > 0 && !step.reads();
                     return Ok(answer);
                 }
-                Err(Failed::RolledBack(error)) => match self.0.wire.pause(retries) {
-                    Some(pause) if Instant::now() + pause < deadline => {
-                        retries += 1;
-                        if !pause.is_zero() {
-                            sleep(pause).await;
+                Err(Failed::RolledBack(error)) => {
+                    sent.met_others |= error.met_others();
+                    match self.0.wire.pause(retries) {
+                        Some(pause) if Instant::now() + pause < deadline => {
+                            retries += 1;
+                            if !pause.is_zero() {
+                                sleep(pause).await;
+                            }
                         }
+                        _ => break error,
                     }
-                    _ => break error,
-                },
+                }
                 Err(Failed::Lost(error)) => {
                     if lost == RESENDS || !step.is_repeatable() {
                         open = true;
