@@ -399,11 +399,20 @@ mod tests {
         watching.abort();
     }
 
-    /// Others are at the records that gateways share, or at all of them.
+    #[derive(Debug, Clone, Copy, PartialEq)]
+    enum Others {
+        /// They have the record that gateways share locked, and that is waited for.
+        Lock,
+        /// They keep changing it, and that is said at once.
+        Change,
+        /// The same with all records.
+        ChangeAll,
+    }
+
     #[derive(Debug)]
     struct Contended {
         inner: Arc<MemoryStore<SystemClock>>,
-        all: bool,
+        others: Others,
     }
 
     impl Store for Contended {
@@ -412,7 +421,10 @@ mod tests {
             identity: &Identity,
             request: &ClaimRequest,
         ) -> Result<Claim, StoreError> {
-            if self.all || *identity == common() {
+            if self.others == Others::Lock && *identity == common() {
+                std::future::pending::<()>().await;
+            }
+            if self.others == Others::ChangeAll || *identity == common() {
                 return Err(StoreError::new(StoreErrorKind::Contended, "locked"));
             }
             self.inner.claim(identity, request).await
@@ -423,14 +435,15 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn others_at_the_record_are_other_gateways_unless_they_are_everywhere() {
-        for (all, found) in [
-            (false, Condition::Up),
-            (true, Condition::Down("locked".into())),
+        for (others, found) in [
+            (Others::Lock, Condition::Up),
+            (Others::Change, Condition::Up),
+            (Others::ChangeAll, Condition::Down("locked".into())),
         ] {
             let health = Health::new(Arc::new(Metrics::new()));
             health.found(Condition::Down("gone".to_owned()));
             let inner = store();
-            assert_eq!(health.look_again(&Contended { inner, all }).await, found);
+            assert_eq!(health.look_again(&Contended { inner, others }).await, found);
         }
     }
 
