@@ -7,7 +7,7 @@ use semel::store::{
     Acquired, Claim, ClaimRequest, Fence, Fenced, Nonce, Resolution, Result, StoreExt as _, Token,
     Verdict,
 };
-use semel::{Fingerprint, FinishedStep, Outcome, OutcomeKind, Store};
+use semel::{Fingerprint, FinishedStep, Outcome, OutcomeKind, Store, StoreErrorKind};
 use tokio::time::sleep;
 
 use super::{Traits, Worker};
@@ -21,7 +21,15 @@ async fn repeated<T, F: Future<Output = Result<T>>>(step: impl Fn() -> F) -> Res
     let mut tries = 0;
     loop {
         match step().await {
-            Err(error) if tries < REPEATS && error.is_retryable() => {
+            Err(error)
+                if tries < REPEATS
+                    && matches!(
+                        error.kind(),
+                        StoreErrorKind::NotApplied
+                            | StoreErrorKind::Contended
+                            | StoreErrorKind::Unknown
+                    ) =>
+            {
                 sleep(PAUSE * 3_u32.pow(tries)).await;
                 tries += 1;
             }
